@@ -33,7 +33,7 @@ from mofa.replay.time.step import replay_step_time
 from mofa.schedules import SCHEDULE_NAMES
 from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.legality.masks import JobAndMachines, check_strategies
-from mofa.search.space import SOLVED, combinations_table, constrain_space, default_space, with_options_as_given
+from mofa.search.space import SOLVED, combinations_table, constrain_space, default_space, with_first_option_set
 from mofa.specs.framework_offers import PYTORCH_MODULES
 from mofa.specs.load import load_cluster, load_framework, load_workload
 from mofa.specs.strategy import StrategyTable
@@ -189,7 +189,7 @@ def _strategies(line: Line, at: int) -> tuple[JobAndMachines, StrategyTable]:
         load_workload(name, global_batch=batch, overrides=line.changes or None), load_cluster(cluster, gpus),
         load_framework({"name": line.framework, **EVEN, **line.options}),
     )  # fmt: skip
-    default = with_options_as_given(default_space(job.workload, job.cluster, job.framework))  # zbv has cases of its own
+    default = with_first_option_set(default_space(job.workload, job.cluster, job.framework))  # zbv has cases of its own
     asked = [constrain_space(default, fix=fix, maximum={}, with_=line.with_, without=("zbv",))
              for fix in ({}, *({"recompute": mode} for mode in line.modes))]  # fmt: skip
     modes = tuple(dict.fromkeys(mode for space in asked for mode in space.recompute))

@@ -123,11 +123,11 @@ def costing(workload: str, cluster: str, gpus: int) -> None:
     from mofa.cost.estimate import estimate_table
     from mofa.search.job_setup import routing_loads_by_ep
     from mofa.search.legality.masks import JobAndMachines, check_strategies
-    from mofa.search.space import SOLVED, combinations_table, default_space, with_options_as_given
+    from mofa.search.space import SOLVED, combinations_table, default_space, with_first_option_set
 
     job, machines = mofa.load_workload(workload), mofa.load_cluster(cluster, gpus)
     framework = mofa.load_framework(job.framework or "megatron")
-    table = combinations_table(with_options_as_given(default_space(job, machines, framework)), machines, framework)
+    table = combinations_table(with_first_option_set(default_space(job, machines, framework)), machines, framework)
     legal = (check_strategies(JobAndMachines(job, machines, framework), table).reason < 0) & (
         table.recompute_layers != SOLVED
     )

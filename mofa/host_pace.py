@@ -71,7 +71,7 @@ class QuietCorePinner:
         return quiet
 
     def release(self) -> None:
-        """All threads may be anywhere again."""
+        """Let all threads run on any core again."""
         self._pin(None)
 
     def _quiet(self, cores: Iterable[int]) -> bool:

@@ -11,12 +11,12 @@ import numpy as np
 
 from mofa.calibrate.fits.layer_segments import (
     LayerSegment,
-    latent_attention_small_ops,
+    latent_attention_time_in_small_ops,
     read_layer_segments,
     unrecorded_over_recorded_time_by_format,
 )
 from mofa.calibrate.fits.profile import SMALL_OPS
-from mofa.calibrate.fits.te_host_facts import layer_host_facts, module_host_facts, module_times_over_small_layer
+from mofa.calibrate.fits.te_host_facts import module_host_facts, module_times_over_small_layer, small_layer_host_facts
 from mofa.calibrate.fits.te_relative_host_times import HostTimesOverSmallLayer
 from mofa.calibrate.measurements import read_rows, rows_of_first_folder_with_op
 from mofa.measure.records import read_records
@@ -80,7 +80,7 @@ def with_modules(host: dict[str, Any]) -> dict[str, Any]:
     modules = module_host_facts(module_times_over_small_layer(HostTimesOverSmallLayer.from_rows(rows)), layer, source)
     segments = read_layer_segments(ROOT / "measurements" / SEGMENTS / SEGMENT_ROWS)
     modules = with_latent_attention(with_unrecorded_experts(modules, segments), segments, op_s)
-    return {**host, **layer_host_facts(layer, said), "modules": modules}
+    return {**host, **small_layer_host_facts(layer, said), "modules": modules}
 
 
 Modules = dict[str, dict[str, Any]]
@@ -92,7 +92,7 @@ def with_latent_attention(modules: Modules, segments: Sequence[LayerSegment], op
 
     Back the rotations are taken off what a model of it takes beside its other modules.
     """
-    ops = latent_attention_small_ops(segments)
+    ops = latent_attention_time_in_small_ops(segments)
     if ops is None:
         return modules
     source = f"measurements/{SEGMENTS}: mla-dense, over the small op between its steps"

@@ -25,7 +25,7 @@ def draw(path: Path, workload: str = WORKLOAD, cluster: str = CLUSTER, gpus: int
     import mofa
     from mofa.report.figures.pareto import plot_pareto
     from mofa.report.figures.time_breakdown import plot_time_breakdown
-    from mofa.report.phrases import strategy_lines
+    from mofa.report.phrases import strategy_in_two_lines
 
     job, machines = mofa.load_workload(workload), mofa.load_cluster(cluster, gpus)
     search = mofa.find_plans(job, machines, top=5)
@@ -42,7 +42,7 @@ def draw(path: Path, workload: str = WORKLOAD, cluster: str = CLUSTER, gpus: int
         ax=left,
     )
     left.legend(loc="upper left", bbox_to_anchor=(0.0, -0.13), ncols=2, frameon=False, fontsize=8)
-    plot_time_breakdown(plans, labels=[strategy_lines(plan.strategy) for plan in plans], ax=right)
+    plot_time_breakdown(plans, labels=[strategy_in_two_lines(plan.strategy) for plan in plans], ax=right)
     right.set_xlim(right=1.12 * max(plan.step_s for plan in plans))
     right.set_xlabel("time per step [s]; hatched: hidden behind computing")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -42,6 +42,7 @@ class CostedLayerKind:
 
     @property
     def name(self) -> str:
+        """What tapes call this kind of layer: dense or moe, windowed and unrotated where it is."""
         return (
             ("moe" if self.moe else "dense")
             + ("_windowed" if self.windowed else "")

@@ -108,6 +108,7 @@ class Context:
 
     @cached_property
     def has_tp(self) -> BoolK:
+        """Where ranks share matrices by tensor parallelism."""
         return self.tp > 1
 
     @cached_property
@@ -132,6 +133,7 @@ class Context:
 
     @cached_property
     def local_experts(self) -> ArrayK:
+        """Experts that a rank holds of a layer."""
         assert self.model.moe is not None
         return self.model.moe.num_experts / self.ep
 

@@ -79,7 +79,7 @@ def float8_linears(model: ModelSpec, framework: FrameworkSpec, precision: Precis
     recipe = RECIPES[precision.fp8_recipe]
     filters = framework.fp8_filters
     names = frozenset(
-        name for name, (n, k) in weight_shapes(model).items() if _is_wanted(name, n, k, filters, recipe)
+        name for name, (n, k) in dense_block_weight_shapes(model).items() if _is_wanted(name, n, k, filters, recipe)
     )  # fmt: skip
     return Float8Linears(recipe, names)
 
@@ -89,11 +89,11 @@ def fp8_gathered_share(model: ModelSpec, framework: FrameworkSpec, linears: Floa
     if linears is None or not framework.fp8_all_gather:
         return 0.0
     layer = layer_params(model, False)
-    converted = sum(n * k for name, (n, k) in weight_shapes(model).items() if name in linears.linears)
+    converted = sum(n * k for name, (n, k) in dense_block_weight_shapes(model).items() if name in linears.linears)
     return converted / (layer.matrices_tp + layer.shared + layer.replicated)
 
 
-def weight_shapes(model: ModelSpec) -> dict[str, tuple[int, int]]:
+def dense_block_weight_shapes(model: ModelSpec) -> dict[str, tuple[int, int]]:
     """Rows and columns of a dense block's weights, output by input, before any are sharded. [elements]"""
     a, hidden, inner = model.attention, model.hidden, model.mlp.ffn_hidden or 0
     shapes = {

@@ -175,7 +175,7 @@ def transformer_engine_recipe(workload: WorkloadSpec, framework: FrameworkSpec) 
     return workload.precision.fp8_recipe if framework.library else ""
 
 
-def layer_recipe(workload: WorkloadSpec, framework: FrameworkSpec) -> str:
+def fp8_recipe_of_layers(workload: WorkloadSpec, framework: FrameworkSpec) -> str:
     """How Transformer Engine's linears scale in a framework's layers; of fsdp1 they stand among PyTorch's own modules.
 
     Examples
@@ -183,7 +183,7 @@ def layer_recipe(workload: WorkloadSpec, framework: FrameworkSpec) -> str:
     >>> import mofa
     >>> job = mofa.load_workload("llama3-8b")
     >>> fp8 = job.model_copy(update={"precision": job.precision.model_copy(update={"gemm": "fp8-delayed"})})
-    >>> [layer_recipe(fp8, mofa.load_framework(name)) for name in ("megatron", "fsdp1", "torchtitan")]
+    >>> [fp8_recipe_of_layers(fp8, mofa.load_framework(name)) for name in ("megatron", "fsdp1", "torchtitan")]
     ['delayed', 'delayed', '']
     """
     return "" if framework.traits.has_torchao else workload.precision.fp8_recipe

@@ -159,7 +159,7 @@ def fused_attention(
     q_len = ctx.seq_len / ctx.cp
     out = b.tensor("attn.out", ctx.tokens * heads * a.d_v * e)
     lse = b.tensor("attn.lse", ctx.tokens * heads * 4.0, grad=False)
-    workspace = attention_backward_scratch(ctx)
+    workspace = attention_backward_scratch_bytes(ctx)
     kv_bytes = ctx.tokens * ctx.kv_heads * (a.d_qk + a.d_v) * e
     cp = ctx.cp
     backend = attention_backend(ctx)
@@ -245,7 +245,7 @@ def head_norm_backward(ctx: Context, rows: FloatK, width: float) -> OpBackward:
     return OpBackward(10.0 * rows * width, 2, like="rmsnorm_heads_bwd", elements=counted * width, width=width)
 
 
-def attention_backward_scratch(ctx: Context) -> ArrayK:
+def attention_backward_scratch_bytes(ctx: Context) -> ArrayK:
     """What a fused attention kernel's backward works in: fp32 sums of dq and of each row; where queries share keys and
     values, the gradients of these for every query (FlashAttention's mha_bwd: dq_accum, softmax_d, dk_expanded).
 
@@ -276,7 +276,7 @@ def embedding_backward(
     element_bytes
         Of one of them. [B]
     scratch
-        Of :func:`embedding_backward_scratch`. (K,) [B]
+        Of :func:`embedding_backward_scratch_bytes`. (K,) [B]
     launches
         Kernels that the host launches. [-]
     added_bytes
@@ -290,7 +290,7 @@ def embedding_backward(
     )
 
 
-def embedding_backward_scratch(ctx: Context, rows: FloatK) -> FloatK:
+def embedding_backward_scratch_bytes(ctx: Context, rows: FloatK) -> FloatK:
     """Partial sums of PyTorch's gradient of an embedding of ``rows`` rows. [B]
 
     Above 3072 tokens it sorts them and adds up in fp32 in pieces of ten, for which it allocates the most there can be:

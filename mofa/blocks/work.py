@@ -47,6 +47,7 @@ class Gemm:
 
     @property
     def flops(self) -> FloatK:
+        """Floating-point operations of all products. [FLOP]"""
         return 2.0 * self.m * self.n * self.k * self.count
 
 
@@ -73,6 +74,7 @@ class GroupedGemm:
 
     @property
     def flops(self) -> FloatK:
+        """Floating-point operations of all experts' products. [FLOP]"""
         return 2.0 * self.rows * self.n * self.k
 
 

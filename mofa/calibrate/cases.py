@@ -77,8 +77,8 @@ class Bench(Protocol):
     gpu: str
     """Name of the device, as the rows carry it."""
 
-    def measure(self, case: Case) -> Sample:
-        """Time one case, or raise `UnsupportedCase`."""
+    def time_case(self, case: Case) -> Sample:
+        """Time one case's kernels; `UnsupportedCase` where this bench cannot."""
         ...
 
     def environment(self) -> dict[str, object]:

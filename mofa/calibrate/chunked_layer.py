@@ -69,7 +69,7 @@ class ChunkedLayerPrediction:
     @cached_property
     def static_bytes(self) -> float:
         """What is there before a step."""
-        return static_bytes(self.shape)
+        return layer_static_bytes(self.shape)
 
     @cached_property
     def peak_bytes(self) -> float:
@@ -136,7 +136,7 @@ def static_tensor_bytes(shape: Shape) -> dict[str, float]:
     }  # fmt: skip
 
 
-def static_bytes(shape: Shape) -> float:
+def layer_static_bytes(shape: Shape) -> float:
     """The sum of :func:`static_tensor_bytes`, and the gate's gradient, which stays. [B]"""
     tensors = static_tensor_bytes(shape)
     return sum(tensors.values()) + tensors["gate"]

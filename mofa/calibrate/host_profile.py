@@ -9,7 +9,7 @@ from typing import Any
 from mofa.calibrate.fits.fitted_curves import DeviceCurveFits
 from mofa.calibrate.fits.folder import bundled_gpu_and_node_of_device, rows_and_curve_fits_of_folder
 from mofa.calibrate.fits.profile import host_facts_of_curves
-from mofa.calibrate.fits.te_host_facts import layer_host_facts
+from mofa.calibrate.fits.te_host_facts import small_layer_host_facts
 from mofa.calibrate.run_cases import Progress, measure_cases, why_gpu_cannot_be_timed
 from mofa.errors import SpecError
 from mofa.specs.copied_facts import mark_all_as_transferred
@@ -77,7 +77,7 @@ def host_profile_mapping(curves: DeviceCurveFits, cpu: str, layer: SmallLayerTim
         ahead, back = (parse_quantity(base[name]["value"], "s") for name in ("layer_issue_s", "layer_back_s"))
         by_name = layer_time_factors_by_fact(layer.issue_s / ahead, layer.back_s / back)
         modules = slowed_host({"modules": base.get("modules", {})}, 1.0, f"as a small layer, {source}", by_name)
-        made = {**made, **modules, **layer_host_facts(layer, f"{source}: a small layer of Transformer Engine")}
+        made = {**made, **modules, **small_layer_host_facts(layer, f"{source}: a small layer of Transformer Engine")}
     return {**made, "cpu": cpu}
 
 

@@ -156,7 +156,7 @@ def _measure_singly(
             continue
         tell(i, num_left, f"{case.family} {case.op} {case.shape_text[:60]}")
         try:
-            sample = bench.measure(case)
+            sample = bench.time_case(case)
         except UnsupportedFamily as error:
             counts["unsupported"] += 1
             unsupported_families.add(case.family)

@@ -222,7 +222,7 @@ def parse_spares(text: str | None) -> tuple[int, bool]:
     return int(number[0]), is_outside
 
 
-def with_spare_nodes_beside(machines: ClusterSpec, spares: str | None) -> ClusterSpec:
+def with_outside_spare_nodes(machines: ClusterSpec, spares: str | None) -> ClusterSpec:
     """The machines with the nodes that stand by beside them, which a long run counts as its own."""
     number, is_outside = parse_spares(spares)
     more = number * machines.node.gpus_per_node if is_outside else 0
@@ -233,7 +233,7 @@ def with_checked_spares(machines: ClusterSpec, spares: str) -> ClusterSpec:
     """The machines with the nodes that stand by beside them; more than there are is an error."""
     from mofa.search.long_run.spare_nodes import without_spares
 
-    machines = with_spare_nodes_beside(machines, spares)
+    machines = with_outside_spare_nodes(machines, spares)
     without_spares(machines, parse_spares(spares)[0], "--spares")
     return machines
 

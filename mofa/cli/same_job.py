@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from mofa.specs.host import HostIssueTimes
 
 
-def estimate_json_of_same_job(
+def reestimate_saved_result(
     where: str,
     result: Mapping[str, Any],
     cluster: str | None,
@@ -21,7 +21,7 @@ def estimate_json_of_same_job(
     memory_limit: str | None,
     jobs: int,
 ) -> dict[str, Any]:
-    """The estimate of the same strategy of the same job, as its JSON has it.
+    """Estimate the strategy and job of a saved result again, by this version of mofa; the JSON of the estimate.
 
     Parameters
     ----------

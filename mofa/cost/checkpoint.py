@@ -66,6 +66,7 @@ class CheckpointTimes:
 
     @property
     def load_s(self) -> ArrayN:
+        """To load a checkpoint: read and copied to the device at once, at the slower rate. [s]"""
         return np.maximum(self.copy_s, self.read_s)
 
     @property

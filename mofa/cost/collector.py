@@ -89,6 +89,7 @@ class TableCollector:
             getattr(self.detail, name)[..., places, :] = array
 
     def breakdown(self) -> Breakdown:
+        """The breakdown of all rows that were collected."""
         return Breakdown(
             self.table, self.exposed.sum(axis=0), self.exposed, self.hidden, self.allocated, self.reserved,
             self.device, self.memory, self.flops, self.instant, self.fullest, self.slowest, self.names, self.saved,
@@ -116,7 +117,7 @@ def checkpoint_bytes_of_heaviest_rank(rows: GatheredRows) -> NDArray[np.float64]
 def hardware_flops_of_rows(rows: GatheredRows) -> NDArray[np.float64]:
     """FLOPs that all ranks run in one step, recomputation and padding included. (n,) [FLOP]"""
     c, table = rows.costs, rows.table
-    per_rank = rows.sum_layers_by_stage(rows.layers.layer_flops) + rows.end_blocks_by_stage(
+    per_rank = rows.sum_layers_by_stage(rows.layers.layer_flops) + rows.sum_of_end_blocks_by_stage(
         c.embedding.forward_flops + c.embedding.backward_flops, c.head.forward_flops + c.head.backward_flops,
         rows.mtp_layer_quantity("layer_flops"),
     )  # fmt: skip

@@ -192,7 +192,7 @@ class TableEstimator:
         waiting = np.flatnonzero(idle)
         if len(waiting):
             share = idle[waiting] / RESTED
-            rested = self.with_device_waits._component_seconds(which[waiting], layers[waiting])
+            rested = self.at_clock_of_longest_waits._component_seconds(which[waiting], layers[waiting])
             exposed[:, waiting] += share * (rested[0] - exposed[:, waiting])
             hidden[:, waiting] += share * (rested[1] - hidden[:, waiting])
 
@@ -214,11 +214,12 @@ class TableEstimator:
         return other
 
     @cached_property
-    def with_device_waits(self) -> TableEstimator:
-        """The estimator where the slowest rank of each row waits for a share ``RESTED`` of its step."""
+    def at_clock_of_longest_waits(self) -> TableEstimator:
+        """The estimator at the clock that the power limit leaves a rank which waits for ``RESTED`` of its step: more
+        waiting gives nothing."""
         if self.shared_rows:
             return self.from_shared_rows(
-                self.table, [(of.with_device_waits, rows, places) for of, rows, places in self.shared_rows]
+                self.table, [(of.at_clock_of_longest_waits, rows, places) for of, rows, places in self.shared_rows]
             )
         return self._rested_by(RESTED)
 
@@ -231,7 +232,7 @@ class TableEstimator:
         return self._rested_by(idle) if idle else self
 
     def _rested_by(self, idle: float) -> TableEstimator:
-        other = self._costed_as(lambda costs: costs.with_device_waits(idle))
+        other = self._costed_as(lambda costs: costs.with_idle_fraction(idle))
         other.rests = False
         return other
 
@@ -258,8 +259,8 @@ class TableEstimator:
         """The estimator for its table's only row with another layout, and another number of recomputed layers."""
         other, only, number = self._copy(), np.zeros(1, dtype=np.int64), np.array([recompute_layers], dtype=np.int64)
         other.table = replace(self.table, layouts=(layout,), layout=only, recompute_layers=number)
-        if isinstance(rested := self.__dict__.get("with_device_waits"), TableEstimator):  # its blocks are known
-            other.__dict__["with_device_waits"] = rested.with_layout(layout, recompute_layers)
+        if isinstance(rested := self.__dict__.get("at_clock_of_longest_waits"), TableEstimator):  # its blocks are known
+            other.__dict__["at_clock_of_longest_waits"] = rested.with_layout(layout, recompute_layers)
         return other
 
     @staticmethod
@@ -290,7 +291,7 @@ class TableEstimator:
         other.shared_rows = ()
         for name in (
             "row_with_every_stage", "_step_with_every_stage", "rank_specs", "_row_bytes", "without_host_lead",
-            "with_device_waits", "at_power_limited_clock",
+            "at_clock_of_longest_waits", "at_power_limited_clock",
         ):  # fmt: skip
             other.__dict__.pop(name, None)
         return other
@@ -408,6 +409,7 @@ class PrecisionModeCosts:
 
     @classmethod
     def from_costs(cls, mode: PrecisionMode, costs: BlockCosts) -> PrecisionModeCosts:
+        """The costs of a precision mode, with its layers' as arrays."""
         modes = list(costs.blocks)
         return cls(
             mode, costs, modes, LayerArrays([costs.blocks[spec] for spec in modes]),

@@ -132,7 +132,8 @@ class LayerArrays:
 
     @cached_property
     def nccl_freed_bytes_and_launches(self) -> ArrayN:
-        """Rows of :func:`mofa.cost.block.liveness.nccl_freed_bytes_and_launches` last."""
+        """Bytes that wait for NCCL's stream, and launches: rows of
+        :func:`mofa.cost.block.liveness.nccl_freed_bytes_and_launches` are the last axis."""
         return self.stack_of_blocks(lambda c: c.nccl_freed_bytes_and_launches)
 
     @cached_property
@@ -147,7 +148,7 @@ class LayerArrays:
 
     @cached_property
     def watchdog_held_bytes(self) -> ArrayN:
-        """Rows of :func:`mofa.cost.block.liveness.watchdog_held_bytes` last."""
+        """Bytes that the watchdog holds, as :func:`mofa.cost.block.liveness.watchdog_held_bytes` has them last."""
         return self.stack_of_blocks(lambda c: c.watchdog_held_bytes)
 
     @cached_property
@@ -166,8 +167,8 @@ class LayerArrays:
         return self.stack_of_blocks(lambda c: c.backward.clocks)
 
     @cached_property
-    def weights_s(self) -> ArrayN:
-        """What of a backward makes weights' gradients. [s]"""
+    def weight_backward_s(self) -> ArrayN:
+        """The part of a layer's backward that makes weights' gradients. [s]"""
         return self.stack_of_blocks(lambda c: c.backward.weights)
 
     @cached_property
@@ -191,8 +192,8 @@ class LayerArrays:
         return np.asarray(self.exposed_by_family_s.sum(axis=-1))
 
     @cached_property
-    def forward_besides_host_s(self) -> ArrayN:
-        """What a layer's forward exposes besides waits for the host. (modes, K, kinds) [s]"""
+    def forward_s_without_host_idle(self) -> ArrayN:
+        """Seconds of a layer's forward without those in which the device waits for the host. (modes, K, kinds) [s]"""
         host = EXPOSED.index("host_idle")
         return self.stack_of_blocks(lambda c: c.forward.total_s - c.forward.exposed[host])
 

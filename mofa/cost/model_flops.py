@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Literal
 
 from mofa.specs.model import ModelSpec
-from mofa.specs.params import layer_params, mtp_params
+from mofa.specs.params import layer_params, mtp_layer_params
 
 FlopsConvention = Literal["causal", "full"]
 
@@ -21,7 +21,7 @@ def matmul_params(model: ModelSpec) -> float:
     total = model.num_dense_layers * _active(model, moe=False) + model.num_moe_layers * _active(model, moe=True)
     total += model.vocab * model.hidden
     if model.num_mtp_layers:
-        p = mtp_params(model)
+        p = mtp_layer_params(model)
         routed = p.routed * model.moe.top_k / model.moe.num_experts if model.moe and p.routed else float(p.routed)
         total += model.num_mtp_layers * (p.total_params - p.routed + routed + model.vocab * model.hidden)
     return total

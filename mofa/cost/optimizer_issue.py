@@ -39,7 +39,7 @@ class SteppedTensors:
 
 
 @dataclass(frozen=True)
-class OptimizerIssuePerTensor:
+class OptimizerIssueTimesPerTensor:
     """What Megatron's host takes for each tensor in an optimizer step, kernel launches for many tensors apart. [s]"""
 
     before_norm_s: float
@@ -54,8 +54,10 @@ class OptimizerIssuePerTensor:
     """As the next step begins: gradients that are no more."""
 
 
-def optimizer_issue_per_tensor(cluster: ClusterSpec, framework: FrameworkSpec) -> OptimizerIssuePerTensor:
-    """As timed whole where an optimizer was and the profile has it, else by loops over the tensors.
+def optimizer_issue_times_per_tensor(cluster: ClusterSpec, framework: FrameworkSpec) -> OptimizerIssueTimesPerTensor:
+    """What the host takes for each tensor that the optimizer steps, by part of the step. [s]
+
+    As timed whole where an optimizer was and the profile has it, else by loops over the tensors.
 
     Loops of Python (distrib_optimizer.py, clip_grads.py, torch/optim/adamw.py) take ``tensor_pass_s`` each: copy the
     gradients, gather the parameters, their gradients, and look at each twice (22 us a tensor in traces, without a
@@ -65,7 +67,7 @@ def optimizer_issue_per_tensor(cluster: ClusterSpec, framework: FrameworkSpec) -
     Examples
     --------
     >>> from mofa.specs.load import load_cluster, load_framework
-    >>> issue = optimizer_issue_per_tensor(load_cluster("h200-hgx", 8), load_framework("megatron"))
+    >>> issue = optimizer_issue_times_per_tensor(load_cluster("h200-hgx", 8), load_framework("megatron"))
     >>> round((issue.clip_s + issue.lists_s) * 1e6, 1)
     18.5
     """
@@ -75,9 +77,9 @@ def optimizer_issue_per_tensor(cluster: ClusterSpec, framework: FrameworkSpec) -
     if timed is not None and framework.optimizer_step_kernels.timed_whole:
         facts = (timed.before_norm_s, timed.clip_s, timed.lists_s, timed.copy_s, timed.reset_s)
         before, *others = (cluster.slowest_host_factor * fact.value for fact in facts)
-        return OptimizerIssuePerTensor(before + widening, *others)
+        return OptimizerIssueTimesPerTensor(before + widening, *others)
     norms = loop + op if framework.optimizer_step_kernels.op_by_op else 0.0
-    return OptimizerIssuePerTensor(5.0 * loop + norms + widening, loop, loop, loop + op, 2.0 * loop)
+    return OptimizerIssueTimesPerTensor(5.0 * loop + norms + widening, loop, loop, loop + op, 2.0 * loop)
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def _behind_norm(
     tensors: SteppedTensors, parts: Mapping[str, ArrayN],
 ) -> _BehindNorm:  # fmt: skip
     """One optimizer behind the other, each with its lists, its kernels and its copies, on both clocks."""
-    issue = optimizer_issue_per_tensor(cluster, framework)
+    issue = optimizer_issue_times_per_tensor(cluster, framework)
     op = cluster.slowest_host_factor * cluster.gpu.curves.host.eager_op_s.value
     dense, expert = (
         np.where(zero >= 1, params / ranks, params)
@@ -137,8 +139,8 @@ def optimizer_waits_for_host_s(
 
     Notes
     -----
-    Megatron's host works by :func:`optimizer_issue_per_tensor`. It goes on beside the backward pass, as far as it is
-    ahead, and
+    Megatron's host works by :func:`optimizer_issue_times_per_tensor`. It goes on beside the backward pass, as far as it
+    is ahead, and
     reads the norm. Without Apex or Transformer Engine it reads every norm by itself (utils.py,
     local_multi_tensor_l2_norm: ``torch.tensor`` of a list of device scalars) and scales every gradient by two ops.
     torchtitan reads nothing: two loops beside the rest, and the dispatch of distributed tensors' lists where
@@ -166,7 +168,7 @@ def optimizer_waits_for_host_s(
         each = 2.0 * loop + np.where(distributed, dispatched, 0.0)
         return np.asarray(np.maximum((each * tensors.total - parts["adam"])[grid] - lead_s, 0.0))
     # its kernels run as they are issued
-    before = optimizer_issue_per_tensor(cluster, framework).before_norm_s * tensors.total
+    before = optimizer_issue_times_per_tensor(cluster, framework).before_norm_s * tensors.total
     before = np.maximum(before - parts.get("norm", 0.0) - parts.get("widen", 0.0), 0.0)
     after = _behind_norm(cluster, framework, shards, zero, tensors, parts).waited_s
     if workload.optimizer.clip_grad_norm and framework.optimizer_step_kernels.op_by_op:
@@ -197,5 +199,5 @@ def host_lead_behind_optimizer_s(
     if waits:
         return np.zeros_like(tensors.first)
     ahead = _behind_norm(cluster, framework, shards, zero, tensors, parts).host_ahead_s
-    reset = optimizer_issue_per_tensor(cluster, framework).reset_s * tensors.total
+    reset = optimizer_issue_times_per_tensor(cluster, framework).reset_s * tensors.total
     return np.asarray(ahead + parts["zero"] - reset)

@@ -43,7 +43,7 @@ def options_common_to_rows(table: StrategyTable) -> FrameworkOptions:
     return options_that_blocks_read(sets[0])
 
 
-def without_gather_choice(table: StrategyTable) -> StrategyTable:
+def without_param_gather_choice(table: StrategyTable) -> StrategyTable:
     """The table as what reads no ``overlap_param_gather`` may see it: sets that differ in it alone are one."""
     alike = [options._replace(overlap_param_gather=None) for options in table.option_sets]
     first = [alike.index(options) for options in alike]

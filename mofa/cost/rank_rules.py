@@ -69,11 +69,11 @@ def reduces_gradients_by_chunk(rows: GatheredRows) -> bool:
 
 def gradient_reducer(rows: GatheredRows) -> Sharing:
     """Who reduces gradients: Megatron, DDP, FSDP a block or a step at a time, or nobody."""
-    return gradient_reducer_in_mode(rows.framework, rows.mode)
+    return gradient_reducer_of_precision_mode(rows.framework, rows.mode)
 
 
-def gradient_reducer_in_mode(framework: FrameworkSpec, mode: PrecisionMode) -> Sharing:
-    """The same of all rows of a precision mode."""
+def gradient_reducer_of_precision_mode(framework: FrameworkSpec, mode: PrecisionMode) -> Sharing:
+    """Who reduces gradients in rows of a precision mode: Megatron, DDP, FSDP a block or a step at a time, or nobody."""
     if not framework.traits.has_pytorch_modules:
         return "Megatron"
     if mode.amp:

@@ -261,7 +261,7 @@ class RankSpec:
 
     @property
     def computations(self) -> tuple[tuple[str, int, int], ...]:
-        """Those of a step as (kind, chunk, micro-batch)."""
+        """The rank's computations in a step, as (kind, chunk, micro-batch)."""
         return self.schedule.order.computations_of(self.place.pipeline_rank)
 
 

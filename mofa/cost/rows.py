@@ -27,7 +27,7 @@ from mofa.cost.stages import Stages
 from mofa.schedules import SCHEDULES, Schedule
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
-from mofa.specs.params import embedding_params, head_params, layer_params, mtp_params
+from mofa.specs.params import embedding_params, head_params, layer_params, mtp_layer_params
 from mofa.specs.strategy import RecomputeSpec, StrategyTable
 from mofa.specs.workload import WorkloadSpec
 
@@ -165,14 +165,14 @@ class GatheredRows:
 
     def sum_over_stages(self, shown: ArrayN) -> ArrayN:
         """The sum over all stages of what is known of those that are shown. (n, R) -> (n,)"""
-        return np.asarray(shown @ self.stage_layers.shown.num_stages_alike)
+        return np.asarray(shown @ self.stage_layers.shown.num_equal_stages)
 
     def sum_over_stages_ahead(self, shown: ArrayN) -> ArrayN:
         """The sum over the stages ahead of each that is shown. (n, R) -> (n, R)"""
-        return np.asarray(shown @ self.stage_layers.shown.num_stages_alike_ahead)
+        return np.asarray(shown @ self.stage_layers.shown.num_equal_stages_ahead)
 
-    def end_blocks_by_stage(self, embedding: ArrayN, head: ArrayN, mtp_layer: ArrayN | None) -> ArrayN:
-        """Something of the embedding, the heads and the multi-token-prediction layers, on their stages. (n, R)"""
+    def sum_of_end_blocks_by_stage(self, embedding: ArrayN, head: ArrayN, mtp_layer: ArrayN | None) -> ArrayN:
+        """A quantity of the embedding, the heads and the multi-token-prediction layers, summed by stage. (n, R)"""
         depth = self.workload.model.num_mtp_layers
         heads = (head[self.k] * (1 + depth))[:, None] * self.is_head_stage
         if mtp_layer is not None:
@@ -304,7 +304,7 @@ def chunk_params(workload: WorkloadSpec, framework: FrameworkSpec, table: Strate
     output = head_params(model) or (model.vocab * model.hidden if lay.stages.rank_with_head != 0 else 0)
     dense[:, :, -1] += head * ((output + (padding if output else 0.0)) / tp + model.hidden)
     if model.num_mtp_layers:
-        p, there = mtp_params(model), lay.stages_with_predictions
+        p, there = mtp_layer_params(model), lay.stages_with_predictions
         dense[:, :, -1] += there * model.num_mtp_layers * ((p.matrices_tp + p.shared) / tp + p.replicated)
         expert[:, :, -1] += there * model.num_mtp_layers * p.routed / spread
         if lay.stages.pp > 1:  # the prediction layers hold a copy of the embedding

@@ -61,12 +61,12 @@ class DistinctStages:
         return cls(np.array(stage), of)
 
     @cached_property
-    def num_stages_alike(self) -> ArrayN:
+    def num_equal_stages(self) -> ArrayN:
         """Stages that each stands for. (R,)"""
         return np.bincount(self.shown_index).astype(float)
 
     @cached_property
-    def num_stages_alike_ahead(self) -> ArrayN:
+    def num_equal_stages_ahead(self) -> ArrayN:
         """Stages like each shown one (first axis) that are ahead of each shown one. (R, R)"""
         of_each = self.shown_index == np.arange(len(self.shown_stages))[:, None]
         return np.take(np.cumsum(of_each, axis=1) - of_each, self.shown_stages, axis=1).astype(float)
@@ -98,6 +98,7 @@ class StageLayers:
 
     @property
     def layer_counts(self) -> ArrayN:
+        """Layers, recomputed whole or not."""
         return self.base_mode + self.fully_recomputed
 
     @property

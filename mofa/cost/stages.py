@@ -47,10 +47,12 @@ class Stages:
 
     @property
     def pp(self) -> int:
+        """Ranks of the pipeline."""
         return int(self.layer_counts.shape[1])
 
     @property
     def vpp(self) -> int:
+        """Chunks of each rank."""
         return int(self.layer_counts.shape[2])
 
     @property
@@ -173,6 +175,7 @@ class Stages:
 
     @property
     def most_layers_of_chunk(self) -> int:
+        """Layers of the chunk that has most."""
         return int(self.layer_counts.sum(axis=0).max())
 
 

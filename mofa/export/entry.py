@@ -118,9 +118,9 @@ def export(
     True
     """
     plan, facts, machines = _parts(result, number, workload, cluster, framework)
-    writer = job_writers().get(to)
+    writer = job_file_makers().get(to)
     if writer is None:
-        raise SpecError(f"to ({to}): is no framework that plans are exported to; {did_you_mean(to, job_writers())}")
+        raise SpecError(f"to ({to}): is no framework that plans are exported to; {did_you_mean(to, job_file_makers())}")
     runs = facts.framework_spec().with_options(plan.strategy.options)
     exported = ExportedJob(writer(ExportJob(facts.workload_spec(), runs, plan, machines, facts.nvls, to)))
     if out is not None:
@@ -128,7 +128,7 @@ def export(
     return exported
 
 
-def job_writers() -> dict[str, Callable[[ExportJob], dict[str, str]]]:
+def job_file_makers() -> dict[str, Callable[[ExportJob], dict[str, str]]]:
     """What writes a job's files, by the name that ``--to`` takes.
 
     Returns
@@ -138,17 +138,17 @@ def job_writers() -> dict[str, Callable[[ExportJob], dict[str, str]]]:
 
     Examples
     --------
-    >>> sorted(job_writers())
+    >>> sorted(job_file_makers())
     ['megatron', 'megatron-bridge', 'torchtitan', 'torchtitan-0.3']
     """
-    from mofa.export.bridge.recipe import write_bridge_job
-    from mofa.export.megatron.launch_script import write_megatron_job
-    from mofa.export.torchtitan.python_file import write_torchtitan_python_job
-    from mofa.export.torchtitan.toml_files import write_torchtitan_job
+    from mofa.export.bridge.recipe import bridge_job_files
+    from mofa.export.megatron.launch_script import megatron_job_files
+    from mofa.export.torchtitan.python_file import torchtitan_python_job_files
+    from mofa.export.torchtitan.toml_files import torchtitan_job_files
 
     return {
-        "megatron": write_megatron_job, "megatron-bridge": write_bridge_job, "torchtitan": write_torchtitan_job,
-        "torchtitan-0.3": write_torchtitan_python_job,
+        "megatron": megatron_job_files, "megatron-bridge": bridge_job_files, "torchtitan": torchtitan_job_files,
+        "torchtitan-0.3": torchtitan_python_job_files,
     }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from mofa.faults.closed_forms.intervals import (
     young_interval_s,
 )
 from mofa.faults.closed_forms.renewal import meta_ettr
-from mofa.faults.closed_forms.weibull import weibull_interval_s, weibull_shares
+from mofa.faults.closed_forms.weibull import weibull_interval_s, weibull_ledger_shares
 from mofa.faults.failures.clocks import FailureClock
 from mofa.faults.ledger import PARTS, Ledger, expected_ledger_shares
 from mofa.faults.simulate import LongRunToSimulate, SimulatedCheckpointLevel, SimulatedFailureKind, simulate_long_runs
@@ -148,7 +148,7 @@ def calculate_goodput(
             with np.errstate(all="ignore"):  # what underflows is 0
                 by_part = expected_ledger_shares(interval, block, mtbf, restart, persist)
             return check_shares_sum({name: float(v) for name, v in by_part.items()})
-        return check_shares_sum(weibull_shares(interval, block, mtbf, restart, persist, shape))
+        return check_shares_sum(weibull_ledger_shares(interval, block, mtbf, restart, persist, shape))
 
     if shape != 1 and used_s == 0:
         raise SpecError("shape: needs an interval above 0; give checkpoints a time, or --checkpoint-interval")

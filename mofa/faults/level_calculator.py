@@ -16,8 +16,8 @@ from mofa.faults.checks import FloatN, check_plausible_s, checked_share
 from mofa.faults.closed_forms.checkpoint_levels import (
     MAX_PATTERN,
     best_checkpoint_pattern,
+    ettr_of_checkpoint_levels,
     ledger_shares_of_levels,
-    nested_ettr,
 )
 from mofa.faults.closed_forms.intervals import two_level_intervals_s
 from mofa.faults.failures.clocks import FailureClock
@@ -144,7 +144,9 @@ def _refined(
             axes.append(np.unique(np.concatenate([around, [max(ratio - 1, 1), ratio, ratio + 1]])))
         grid = np.meshgrid(*axes, indexing="ij", sparse=True)
         number = np.prod(np.broadcast_arrays(*grid[1:]), axis=0)
-        values = np.where(number <= MAX_PATTERN, nested_ettr(grid[0], grid[1:], blocks, mtbf, shares, restarts), -1.0)
+        values = np.where(
+            number <= MAX_PATTERN, ettr_of_checkpoint_levels(grid[0], grid[1:], blocks, mtbf, shares, restarts), -1.0
+        )
         best = np.unravel_index(int(np.argmax(values)), values.shape)
         interval = float(axes[0][best[0]])
         ratios = tuple(int(axis[i]) for axis, i in zip(axes[1:], best[1:], strict=True))

@@ -189,7 +189,7 @@ def long_run_outlook(
     ranks, nodes, factor, copies = (
         np.asarray(x, dtype=np.float64) for x in (num_ranks, num_nodes, rate_factor, num_replicas)
     )
-    if spec.least_nodes > 1 and np.any(nodes < spec.least_nodes):
+    if spec.least_nodes_for_copies > 1 and np.any(nodes < spec.least_nodes_for_copies):
         raise SpecError(f"{faults.name}: {spec.copies} copies of every node's states need as many nodes, not "
                         f"{float(np.min(nodes)):g}; take more nodes or another checkpoint mode")  # fmt: skip
     standing_by = np.asarray(0 if spares is None else spares, dtype=np.int64)

@@ -38,6 +38,7 @@ class ExpandedRun:
 
     @property
     def recompute(self) -> RecomputeSpec:
+        """The recomputation that the run's strategy names."""
         return RecomputeSpec.parse(self.strategy.recompute)
 
     @property

@@ -119,7 +119,7 @@ def _graphs(run: ExpandedRun) -> dict[str, Any]:
     why = why_not_captured(run.framework, run.model, run.run.routing, run.recompute, pp=run.strategy.pp)
     if why is not None:
         raise run.refusal("these graphs", why)
-    if graphs.captures("moe_router") and run.model.moe is not None and run.run.routing.kind != "balanced":
+    if graphs.captures_part("moe_router") and run.model.moe is not None and run.run.routing.kind != "balanced":
         raise run.refusal(f"routing: {run.run.routing.kind} in a captured router", "use routing: balanced")
     return {
         "cuda_graph_impl": {"te": "transformer_engine"}.get(graphs.implementation, graphs.implementation),

@@ -176,8 +176,8 @@ class RunRecord(Spec):
     """Which program ran it as an exported job; empty of a run by `mofa measure`."""
 
     @property
-    def is_dealt_by_model(self) -> bool:
-        """Whether its framework's runs are halved by their model."""
+    def is_halved_by_model(self) -> bool:
+        """Whether the model decides which half the run is in: fitting or judging."""
         return self.run.framework.get("name") in DEALT_BY_MODEL
 
     @property
@@ -186,7 +186,7 @@ class RunRecord(Spec):
         model on H200 alone; all others judge."""
         if self.trainer:
             return "judging"
-        learned = self.is_dealt_by_model or LEARNED_ON in self.environment.gpu.split()
+        learned = self.is_halved_by_model or LEARNED_ON in self.environment.gpu.split()
         return self.split if learned else "judging"
 
 

@@ -14,7 +14,7 @@ from mofa.plan.result import SCHEMA_VERSION, Estimate, PlanReport
 from mofa.specs.base import split_docstring_sections
 
 
-def json_schema() -> dict[str, Any]:
+def json_output_schema() -> dict[str, Any]:
     """JSON Schema (2020-12) of everything that ``mofa plan``, ``estimate`` and ``goodput`` print with ``--json``.
 
     Returns
@@ -24,7 +24,7 @@ def json_schema() -> dict[str, Any]:
 
     Examples
     --------
-    >>> sorted(json_schema()["$defs"])[:3]
+    >>> sorted(json_output_schema()["$defs"])[:3]
     ['Band', 'CheckpointLevel', 'Circumstances']
     """
     printed = (PlanReport, Estimate, GoodputReport, GoodputCalculation, LevelCalculation, LogStatistics)

@@ -207,7 +207,7 @@ class Replayer:
         return mean_step_of_run(self.estimator, replay_step_time(self.estimator, detail=False))
 
     def replayed_time_without_spans(self) -> ReplayedTime:
-        """The same without the spans."""
+        """The step on the clocks of all ranks, without the spans of its computations."""
         return mean_step_of_run(self.estimator, replay_step_time(self.estimator, detail=False, spans=False))
 
     @property

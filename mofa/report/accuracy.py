@@ -102,8 +102,8 @@ tokens. The tables above have such a configuration once, with the median of what
 errors."""
 
 
-def group_rows(report: ValidationReport) -> list[list[str]]:
-    """Rows under GROUP_COLUMNS: each group's quantities that some run says something of."""
+def error_rows_of_groups(report: ValidationReport) -> list[list[str]]:
+    """Rows of errors under GROUP_COLUMNS: each group's quantities that some run says something of."""
     rows = []
     for name, group in report.groups.items():
         shown = name
@@ -167,7 +167,7 @@ def print_validation(report: ValidationReport, console: Console, *, quiet: bool 
             print_table(console, "Repeats", REPEAT_COLUMNS, rows, leaves=("group", "predicted"), under="notes")
         print_paragraph(console, f"{WEAK_WORDS}.\n")
     print_table(
-        console, "Errors by group", GROUP_COLUMNS, group_rows(report), leaves=("median", "mean by model"),
+        console, "Errors by group", GROUP_COLUMNS, error_rows_of_groups(report), leaves=("median", "mean by model"),
         under="worst run",
     )  # fmt: skip
     rows = memory_verdict_rows(report)

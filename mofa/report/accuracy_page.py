@@ -18,7 +18,7 @@ from mofa.report.accuracy import (
     VERDICT_COLUMNS,
     as_percent,
     band_rows,
-    group_rows,
+    error_rows_of_groups,
     memory_verdict_rows,
     repeat_rows,
     run_cells,
@@ -94,7 +94,7 @@ def accuracy_page_markdown(report: ValidationReport, references: Path | None = N
         runs=len(report.runs), left_out=len(report.not_scored), false_fits=report.false_fits,
         denied=sum(run.denied_by is not None for run in report.runs),
         closed=sum(not run.played_out for run in report.runs), limit=MAX_PLAYED,
-    ), "## Errors by group", markdown_table(GROUP_COLUMNS, group_rows(report)), "## Verdicts",
+    ), "## Errors by group", markdown_table(GROUP_COLUMNS, error_rows_of_groups(report)), "## Verdicts",
         markdown_table(VERDICT_COLUMNS, memory_verdict_rows(report))]  # fmt: skip
     if report.bands:
         parts += ["## Bands of steps", BAND_WORDS, markdown_table(BAND_COLUMNS, band_rows(report))]

@@ -71,19 +71,19 @@ def _figures(plan: Plan) -> list[str]:
         "" if plan.ettr is None else f"{plan.ettr:.2%}",
         "" if every is None else format_seconds(every),
         "" if rate is None else f"{rate:,.1f}",
-        "" if days is None else format_days(days),
+        "" if days is None else format_days_and_band(days),
         "" if plan.gpu_hours is None else f"{plan.gpu_hours:,.0f}",
         "" if plan.usd is None else f"{plan.usd:,.0f}",
         "" if plan.kwh is None else f"{plan.kwh:,.0f}",
     ]
 
 
-def format_days(days: Days) -> str:
+def format_days_and_band(days: Days) -> str:
     """Median and band with as many decimals as show two digits of the band's width, one to four.
 
     >>> from mofa.plan.long_run import Days
-    >>> format_days(Days(p10=21.2216, p50=21.2467, p90=21.2782)), format_days(Days(p10=90, p50=100, p90=120))
-    ('21.247 (21.222-21.278)', '100.0 (90.0-120.0)')
+    >>> [format_days_and_band(Days(p10=a, p50=b, p90=c)) for a, b, c in ((21.2216, 21.2467, 21.2782), (90, 100, 120))]
+    ['21.247 (21.222-21.278)', '100.0 (90.0-120.0)']
     """
     width = days.p90 - days.p10
     decimals = min(max(1 - math.floor(math.log10(width)), 1), 4) if width > 0 else 1

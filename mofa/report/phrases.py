@@ -14,7 +14,7 @@ __all__ = [
     "count_and_noun",
     "numbers_with_repeats_text",
     "quantity_text",
-    "strategy_lines",
+    "strategy_in_two_lines",
     "strategy_short",
     "strategy_text",
     "unit_of_field",
@@ -48,13 +48,13 @@ def strategy_short(strategy: StrategySpec) -> str:
     return " ".join([_degrees(strategy), *recompute])
 
 
-def strategy_lines(strategy: StrategySpec) -> str:
+def strategy_in_two_lines(strategy: StrategySpec) -> str:
     """A strategy in the two short lines that an axis has room for; of several recomputed modules their number.
 
     Examples
     --------
     >>> from mofa.specs.strategy import StrategySpec
-    >>> print(strategy_lines(StrategySpec(tp=4, dp=8, recompute="selective:mlp+moe_act")))
+    >>> print(strategy_in_two_lines(StrategySpec(tp=4, dp=8, recompute="selective:mlp+moe_act")))
     tp4 dp8 mb1
     recompute 2 modules
     """

@@ -70,12 +70,17 @@ def save_sweep(table: pd.DataFrame, directory: Path) -> list[Path]:
         and ``cost_front``, where a job has points with days.
     """
     from mofa.report.figures.cost_front import jobs_with_days, plot_cost_front
-    from mofa.report.figures.scaling_plots import plot_strong_scaling, plot_weak_scaling, strong_series, weak_series
+    from mofa.report.figures.scaling_plots import (
+        plot_strong_scaling,
+        plot_weak_scaling,
+        strong_scaling_series,
+        weak_scaling_series,
+    )
 
     files = {TABLE: parquet_bytes(table)}
-    if strong_series(table):
+    if strong_scaling_series(table):
         files |= figure_files("strong_scaling", plot_strong_scaling(table))
-    if weak_series(table):
+    if weak_scaling_series(table):
         files |= figure_files("weak_scaling", plot_weak_scaling(table))
     if jobs_with_days(table):
         files |= figure_files("cost_front", plot_cost_front(table))

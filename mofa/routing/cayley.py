@@ -22,7 +22,7 @@ PUBLISHED: dict[tuple[int, int], tuple[Element, tuple[Element, ...]]] = {
 MAX_TRIALS = 400
 
 
-def cayley_edges(num_gpus: int, num_experts: int) -> IntA:
+def cayley_gpu_pairs_of_experts(num_gpus: int, num_experts: int) -> IntA:
     """The two GPUs of every expert, so that every GPU holds equally many.
 
     Parameters
@@ -56,7 +56,7 @@ def cayley_edges(num_gpus: int, num_experts: int) -> IntA:
     --------
     8 GPUs, 8 experts: a cycle.
 
-    >>> cayley_edges(8, 8).tolist()[:3]
+    >>> cayley_gpu_pairs_of_experts(8, 8).tolist()[:3]
     [[0, 1], [2, 3], [4, 5]]
     """
     degree = 2 * num_experts // num_gpus

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.errors import SpecError
-from mofa.routing.cayley import cayley_edges
+from mofa.routing.cayley import cayley_gpu_pairs_of_experts
 
 FloatA = NDArray[np.float64]
 IntA = NDArray[np.int64]
@@ -32,10 +32,12 @@ class Placement:
 
     @property
     def num_experts(self) -> int:
+        """Experts of the layer."""
         return int(self.copies.shape[0])
 
     @property
     def num_gpus(self) -> int:
+        """GPUs that hold them."""
         return int(self.copies.shape[1])
 
     @property
@@ -116,7 +118,7 @@ def symmetric_placement(num_experts: int, num_gpus: int, ep: int, seed: int = 0)
     """
     slots_per_gpu(num_experts, num_gpus, ep)
     if num_gpus == 2 * ep and num_gpus & (num_gpus - 1) == 0:
-        edges = cayley_edges(num_gpus, num_experts)
+        edges = cayley_gpu_pairs_of_experts(num_gpus, num_experts)
         copies = np.zeros((num_experts, num_gpus), dtype=np.int64)
         for end in edges.T:
             np.add.at(copies, (np.arange(num_experts), end), 1)

@@ -108,7 +108,7 @@ def routing_loads(routing: RoutingSpec, model: ModelSpec, degrees: Sequence[int]
         least = 0.0  # what is dropped is not computed: the slowest rank may have less than the mean before
     for ep in degrees:
         ratios = ep * rank_shares(shares, ep)
-        uneven[ep] = 0.0 if routing.pad_to_capacity else expert_spread_of_slowest_rank(shares, ep)
+        uneven[ep] = 0.0 if routing.pad_to_capacity else expert_load_deviation_of_slowest_rank(shares, ep)
         cap = max_rank_rows_over_mean(moe, ep)
         memory_ratio = float(np.quantile(ratios, routing.memory_quantile, method="inverted_cdf"))
         # The clips take away rounding alone, except for a quantile below the mean.
@@ -349,7 +349,7 @@ def rank_shares(shares: FloatA, ep: int) -> FloatA:
     return np.asarray(shares.reshape(*shares.shape[:-1], ep, -1).sum(axis=-1))
 
 
-def expert_spread_of_slowest_rank(shares: FloatA, ep: int) -> float:
+def expert_load_deviation_of_slowest_rank(shares: FloatA, ep: int) -> float:
     """Standard deviation of the experts of a draw's slowest rank over their mean, averaged over the draws. [-]
 
     Parameters
@@ -361,7 +361,7 @@ def expert_spread_of_slowest_rank(shares: FloatA, ep: int) -> float:
 
     Examples
     --------
-    >>> expert_spread_of_slowest_rank(np.array([[0.5, 0.25, 0.125, 0.125]]), 2).__round__(3)
+    >>> expert_load_deviation_of_slowest_rank(np.array([[0.5, 0.25, 0.125, 0.125]]), 2).__round__(3)
     0.333
     """
     ranks = shares.reshape(-1, ep, shares.shape[-1] // ep)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.block.routing_loads import RoutingLoads, ScheduledLoads
+from mofa.cost.block.routing_loads import LoadsWithTokenScheduling, RoutingLoads
 from mofa.errors import SpecError
 from mofa.routing.rank_load import expert_shares
 from mofa.specs.model import ModelSpec
@@ -73,9 +73,9 @@ def loads_with_token_scheduling(
     return replace(loads, scheduled_over_replicas=scheduled)
 
 
-def _scheduled(routing: RoutingSpec, model: ModelSpec, ep: int) -> ScheduledLoads:
+def _scheduled(routing: RoutingSpec, model: ModelSpec, ep: int) -> LoadsWithTokenScheduling:
     # the solvers' library loads only where something is scheduled
-    from mofa.routing.balance.flow_density import max_density
+    from mofa.routing.balance.flow_density import max_induced_density
     from mofa.routing.placement import symmetric_placement
 
     assert model.moe is not None
@@ -85,10 +85,10 @@ def _scheduled(routing: RoutingSpec, model: ModelSpec, ep: int) -> ScheduledLoad
         shares = shares[:1]
     shares = shares[np.linspace(0, len(shares) - 1, min(len(shares), DRAWS)).astype(int)]
     placement = symmetric_placement(num_experts, gpus, ep)
-    density = np.maximum(max_density(placement.has_replica, np.round(shares * _UNITS)) / _UNITS * gpus, 1.0)
+    density = np.maximum(max_induced_density(placement.has_replica, np.round(shares * _UNITS)) / _UNITS * gpus, 1.0)
     hosted = shares @ placement.has_replica
     busiest = (np.maximum(density, 1.0)[:, None] - hosted).max(axis=-1)
-    return ScheduledLoads(
+    return LoadsWithTokenScheduling(
         slowest_rows_over_mean=float(density.mean()),
         quantile_rows_over_mean=float(np.quantile(density, routing.memory_quantile, method="inverted_cdf")),
         sent_bytes_over_mean=float(busiest.mean()) / (1.0 - 1.0 / gpus),

@@ -86,6 +86,7 @@ class Order:
 
     @property
     def num_stages(self) -> int:
+        """Stages along the model, over all ranks."""
         return self.pp * self.vpp
 
     def rank_of(self, stage: int) -> int:
@@ -102,7 +103,7 @@ class Order:
         return sends_to_other_rank(self._ranks_of_stages)
 
     def computations_of(self, rank: int) -> tuple[tuple[str, int, int], ...]:
-        """Those of a rank as (kind, chunk, micro-batch); one object however often it is asked for."""
+        """A rank's computations as (kind, chunk, micro-batch); one object however often it is asked for."""
         known = self._computations.get(rank)
         if known is None:
             known = tuple((a.kind, self.chunk_of(a.stage), a.micro_batch) for a in self.ranks[rank])

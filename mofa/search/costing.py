@@ -19,7 +19,7 @@ from mofa.search.legality.masks import CHECKS, JobAndMachines
 from mofa.search.legality.named_check import Verdicts
 from mofa.search.recomputed_layers import RowsWithOpenRecomputation, solve_recomputed_layers
 from mofa.search.space import SOLVED, SpaceCombinations
-from mofa.search.to_plan.builder import bytes_to_fit, memory_limit_bytes
+from mofa.search.to_plan.builder import device_bytes_to_fit, memory_limit_bytes
 from mofa.search.workers import WorkerProcesses
 from mofa.specs.strategy import StrategyTable
 
@@ -158,7 +158,7 @@ def cost_all_legal_rows(
     """
     legal = reason < 0
     num_legal = int(np.count_nonzero(legal))
-    parts = split_into_parts(space, legal, PARTS * workers.jobs if num_legal > MANY else 1)
+    parts = split_space_into_equal_parts(space, legal, PARTS * workers.jobs if num_legal > MANY else 1)
     rows = np.concatenate([np.empty(0, dtype=np.intp), *(legal_rows_of_degrees(space, legal, some) for some in parts)])
     tasks = [part_with_same_options(job, loads, space, some, legal) for some in parts]
     done = [0] * len(tasks)
@@ -209,7 +209,9 @@ def merge_part_costs(
     return CostedSpace(space, costed, reason, shortfall)
 
 
-def split_into_parts(space: SpaceCombinations, legal: NDArray[np.bool_], parts: int) -> list[NDArray[np.intp]]:
+def split_space_into_equal_parts(
+    space: SpaceCombinations, legal: NDArray[np.bool_], parts: int
+) -> list[NDArray[np.intp]]:
     """Degrees with legal rows that choose the same options, cut into parts of about equally many rows.
 
     Parts of the same options differ in tp and cp, on which all blocks depend: no block is costed in two parts.
@@ -272,7 +274,7 @@ def estimator_of_part(part: SpacePart) -> TableEstimator:
 
 
 def estimators_of_parts(job: JobAndMachines, parts: Sequence[SpacePart]) -> list[TableEstimator]:
-    """The same of parts of one space that choose different options; ``job`` is as it is but for these."""
+    """Estimators of the legal rows of parts of one space that choose different options, with shared blocks."""
     tables = [part.space.select_rows(np.flatnonzero(part.legal)) for part in parts]
     if not parts:
         return []
@@ -306,7 +308,7 @@ def cost_rows_of_part(
     layers = space.recompute_layers.astype(np.int64)
 
     def needed(some: NDArray[np.intp], weighed: RowMemory) -> FloatN:
-        return bytes_to_fit(job.framework, pp[some], weighed, in_closed_form=job.is_judged_in_closed_form)
+        return device_bytes_to_fit(job.framework, pp[some], weighed, in_closed_form=job.is_judged_in_closed_form)
 
     def put(some: NDArray[np.intp], weighed: RowMemory) -> None:
         device[some], allocated[some] = weighed.device_bytes, weighed.allocated_bytes

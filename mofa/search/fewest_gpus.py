@@ -14,7 +14,7 @@ from mofa.schedules import default_schedule
 from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.legality.masks import JobAndMachines, check_strategies
 from mofa.search.space import MAX_PP, StrategySpace, combinations_table, default_space, divisors, max_pipeline_stages
-from mofa.search.to_plan.builder import CandidatePlan, bytes_to_fit, memory_limit_bytes
+from mofa.search.to_plan.builder import CandidatePlan, device_bytes_to_fit, memory_limit_bytes
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.params import num_mtp_params, num_params
 from mofa.specs.strategy import StrategyTable
@@ -60,7 +60,7 @@ def fewest_fitting_gpus_and_note(
         )
         weighed = estimator.memory_of_rows(np.arange(len(some)), some.recompute_layers)
         device, num_gpus = weighed.device_bytes, _num_gpus(some)
-        to_fit = bytes_to_fit(job.framework, some.pp, weighed, in_closed_form=job.is_judged_in_closed_form)
+        to_fit = device_bytes_to_fit(job.framework, some.pp, weighed, in_closed_form=job.is_judged_in_closed_form)
         fits = (weighed.least_bytes if replay else to_fit) <= limit
         if judge is not None:
             fits = _keeps(replace(judge, cluster=_most(job)), weighed.checkpoint_bytes, fits, num_gpus)
@@ -81,7 +81,7 @@ def _keeps(
     spec, node = judge.faults.checkpoint, judge.cluster.node.gpus_per_node
     if spec.mode == "blocking":
         return fits
-    rows = np.flatnonzero(fits & (num_gpus >= spec.least_nodes * node))
+    rows = np.flatnonzero(fits & (num_gpus >= spec.least_nodes_for_copies * node))
     keeps = np.zeros_like(fits)
     if len(rows):
         keeps[rows] = judge.missing_host_bytes(checkpoint_bytes[rows]) <= 0

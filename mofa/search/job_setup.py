@@ -36,7 +36,7 @@ THREADS_OF_WORD = 8
 112 in all, docs.nvidia.com/dgx/dgxh100-user-guide). [-]"""
 
 
-class SwitchOfModelPart(NamedTuple):
+class SwitchOfOptionalModelPart(NamedTuple):
     """A framework's switch that acts on something that some models lack."""
 
     neutral_value: bool
@@ -47,22 +47,22 @@ class SwitchOfModelPart(NamedTuple):
     """What it acts on, in words."""
 
 
-def _switches(model: ModelSpec, framework: FrameworkSpec) -> dict[str, SwitchOfModelPart]:
+def _switches(model: ModelSpec, framework: FrameworkSpec) -> dict[str, SwitchOfOptionalModelPart]:
     """A framework's switches by field."""
     heads = model.attention
     grouped = heads.num_kv_heads < heads.num_heads
     experts = model.moe is not None, "experts"
     refused = {
-        "permute_fusion": SwitchOfModelPart(True, *experts),
-        "router_padding": SwitchOfModelPart(False, *experts),
-        "shards_head_norms": SwitchOfModelPart(True, heads.qk_norm, "norms over heads (qk_norm)"),
-        "repeats_keys": SwitchOfModelPart(False, grouped, "keys that several query heads share"),
+        "permute_fusion": SwitchOfOptionalModelPart(True, *experts),
+        "router_padding": SwitchOfOptionalModelPart(False, *experts),
+        "shards_head_norms": SwitchOfOptionalModelPart(True, heads.qk_norm, "norms over heads (qk_norm)"),
+        "repeats_keys": SwitchOfOptionalModelPart(False, grouped, "keys that several query heads share"),
     }
     if framework.library is not None:
-        refused["fused_rope"] = SwitchOfModelPart(
+        refused["fused_rope"] = SwitchOfOptionalModelPart(
             True, model.positions == "rope", "rotary embeddings (positions: rope)"
         )
-        refused["fused_swiglu"] = SwitchOfModelPart(
+        refused["fused_swiglu"] = SwitchOfOptionalModelPart(
             True, model.mlp.activation == "swiglu", "SwiGLU (mlp.activation: swiglu)"
         )
     return refused

@@ -86,10 +86,10 @@ def estimate(
         return _estimate(workload, cluster, strategy, framework, flops_convention, replay, explain, over_time, jobs)
 
 
-def estimated_step_s(
+def step_s_of_strategy(
     workload: WorkloadSpec, cluster: ClusterSpec, strategy: object, *, framework: FrameworkSpec, replay: bool = True
 ) -> float:
-    """The step time of one strategy as :func:`estimate` gives it, without a replay of memory. [s]
+    """The predicted step time of one strategy: that of :func:`estimate`, without a replay of memory. [s]
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ def estimated_step_s(
     >>> import mofa
     >>> job, machines = mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 8)
     >>> megatron = mofa.load_framework("megatron")
-    >>> estimated_step_s(job, machines, "tp=2 recompute=full", framework=megatron, replay=False) > 0.0
+    >>> step_s_of_strategy(job, machines, "tp=2 recompute=full", framework=megatron, replay=False) > 0.0
     True
     """
     candidate = _candidate(workload, cluster, framework, strategy)

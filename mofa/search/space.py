@@ -96,8 +96,8 @@ class StrategySpace:
     """Sets of the framework's options."""
 
 
-def with_options_as_given(space: StrategySpace) -> StrategySpace:
-    """The space without choices of the framework's options: its first set alone."""
+def with_first_option_set(space: StrategySpace) -> StrategySpace:
+    """The space with the first of its sets of framework options alone."""
     return replace(space, options=space.options[:1])
 
 
@@ -187,7 +187,7 @@ def searched_option_sets(
     An option that the user set to something else than the framework's own is not searched. Tensor-parallel overlap
     is off under latent attention, whose linears have no user buffers (megatron_core 0.16.1,
     extensions/transformer_engine.py). DeepEP is searched on nodes whose profile has its rate. Where Megatron's
-    parameters may be gathered behind the optimizer says :func:`gathers_needlessly_at_once`.
+    parameters may be gathered behind the optimizer says :func:`gathers_at_once_without_gain`.
     """
     overlaps: list[bool | None] = [None]
     has_latents = workload.model.attention_kind.megatron.has_latents
@@ -447,7 +447,7 @@ def combinations_of_space(space: StrategySpace, cluster: ClusterSpec, framework:
         twice |= overlaps[options] & (tp == 1)
     if not dispatches.all():
         twice |= dispatches[options] & (ep == 1) & (np.where(etp == 0, tp, etp) == 1)
-    twice |= gathers_needlessly_at_once(space, options, tp, pp, vpp, cluster.num_gpus)
+    twice |= gathers_at_once_without_gain(space, options, tp, pp, vpp, cluster.num_gpus)
     if space.most_etp is not None:
         twice |= np.where(etp == 0, tp, etp) > space.most_etp
     if space.dp is not None:
@@ -461,7 +461,7 @@ def combinations_of_space(space: StrategySpace, cluster: ClusterSpec, framework:
     return SpaceCombinations(degrees, number, np.tile(layers, len(degrees)))
 
 
-def gathers_needlessly_at_once(
+def gathers_at_once_without_gain(
     space: StrategySpace, options: NDArray[np.int64], tp: NDArray[np.int64], pp: NDArray[np.int64],
     vpp: NDArray[np.int64], num_gpus: int,
 ) -> NDArray[np.bool_]:  # fmt: skip

@@ -67,10 +67,10 @@ def listening_socket(address: str, port: int) -> socket.socket:
     return listening
 
 
-def url_of(address: str, port: int) -> str:
+def server_url(address: str, port: int) -> str:
     """Where a browser finds the server.
 
-    >>> url_of("127.0.0.1", 8421), url_of("::1", 8421)
+    >>> server_url("127.0.0.1", 8421), server_url("::1", 8421)
     ('http://127.0.0.1:8421/', 'http://[::1]:8421/')
     """
     return f"http://[{address}]:{port}/" if ":" in address else f"http://{address}:{port}/"

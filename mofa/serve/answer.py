@@ -69,7 +69,7 @@ def answer_at_once(job: ServedJob, question: Question) -> dict[str, Any]:
     report = search.report
     if report.plans:
         facts = closed_form_report_facts(search)
-        sections, result = closed_form_sections(facts), facts.page_document["result"]
+        sections, result = closed_form_sections(facts), facts.page_json["result"]
         answer["degrees"] = degrees_and_anchors_of_plan(report.plans[0])
     else:
         sections, result = nothing_fits_sections(report), report.model_dump(mode="json")

@@ -76,7 +76,7 @@ class ServedJob:
         return values
 
     def of_workload(self, workload: WorkloadSpec, words: tuple[str, ...]) -> ServedJob:
-        """The same machines and options for another workload."""
+        """This served job with another workload, on the same machines with the same options."""
         return replace(self, workload=workload, words=words)
 
 

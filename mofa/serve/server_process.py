@@ -39,7 +39,7 @@ def run_server(
     """
     from waitress import create_server
 
-    from mofa.serve.address import url_of
+    from mofa.serve.address import server_url
     from mofa.serve.answer import import_ahead
     from mofa.serve.app import MOST_REQUEST_BYTES, Answers, make_app
 
@@ -53,7 +53,7 @@ def run_server(
         )  # fmt: skip
         serving = threading.Thread(target=server.run, name="mofa-serve", daemon=True)
         serving.start()
-        url = url_of(address, port)
+        url = server_url(address, port)
         try:
             say(url)
             if open_browser and has_screen():

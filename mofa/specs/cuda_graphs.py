@@ -72,7 +72,7 @@ class CudaGraphs:
         """Whether a graph holds a whole layer's pass."""
         return self.captures_any and not self.scope
 
-    def captures(self, part: Scope) -> bool:
+    def captures_part(self, part: Scope) -> bool:
         """Whether the ops of a part of a layer are in a graph."""
         return self.captures_any and (not self.scope or self.full_iteration or part in self.scope)
 

@@ -150,7 +150,7 @@ class CheckpointSpec(Spec):
         return self.mode in ("blocking", "two-level", "three-level")
 
     @property
-    def least_nodes(self) -> int:
+    def least_nodes_for_copies(self) -> int:
         """Nodes that the copies need. [-]"""
         return self.copies if "peers" in LEVELS[self.mode] else 1
 

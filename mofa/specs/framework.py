@@ -294,8 +294,8 @@ class FrameworkSpec(Spec):
         return "transformer-engine" if self.owner_of_layer_modules == "transformer-engine" else None
 
     @property
-    def multiplies_by_expert(self) -> bool:
-        """Whether each expert's product is a kernel of its own, which the library chooses by the number of rows."""
+    def has_kernel_per_expert(self) -> bool:
+        """Whether each expert's product has a kernel of its own, which the library chooses by the number of rows."""
         return self.experts == "sequential" or self.grouped_kernel == "multi-stream"
 
     def gathered_bytes_per_param(self, gemm: str) -> float:

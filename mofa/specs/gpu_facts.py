@@ -126,7 +126,7 @@ class MultiStreamExtraTimes(Spec):
     """Rate of adding to the main gradients over that of writing. [-]"""
 
 
-def facts_of_record(
+def facts_of_gpu_record(
     spec: UnalignedProductRates | Optimizer16BitRates | KernelSelectionFacts | LayerKernelRatios,
 ) -> list[Fact]:
     """All facts of one of these records."""

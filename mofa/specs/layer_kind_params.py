@@ -38,6 +38,7 @@ class LayerKindParams:
 
     @property
     def total_params(self) -> int:
+        """All of them, routed experts included. [params]"""
         return self.mixers + self.norms + self.ffns + self.routed
 
 

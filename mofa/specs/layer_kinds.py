@@ -73,7 +73,7 @@ class LayerKind(Spec):
         return sum(ffn.has_experts for ffn in self.ffns)
 
     @property
-    def contents(self) -> str:
+    def contents_text(self) -> str:
         """Its mixers and feed-forwards in words."""
         return " + ".join([*(mixer.title for mixer in self.mixers), *(ffn.title for ffn in self.ffns)])
 

@@ -261,10 +261,12 @@ class ModelSpec(Spec):
 
     @property
     def num_moe_layers(self) -> int:
+        """Layers with experts."""
         if self.layers is not None:
             return sum(self.is_moe_layer(layer) for layer in range(self.num_layers))
         return 0 if self.moe is None else max(self.num_layers - self.moe.first_k_dense, 0) // self.moe.every
 
     @property
     def num_dense_layers(self) -> int:
+        """Layers without experts."""
         return self.num_layers - self.num_moe_layers

@@ -67,7 +67,7 @@ def model_states(workload: WorkloadSpec) -> tuple[ModelPartStates, ...]:
         state = kind.state_elements + kind.conv_state_elements
         own = (counted.total_params, counted.mixers, counted.routed)
         if counts[kind.name]:
-            parts.append(_part(workload, kind.name, kind.contents, counts[kind.name], own, state))
+            parts.append(_part(workload, kind.name, kind.contents_text, counts[kind.name], own, state))
     head = head_params(model) + model.hidden * model.tensors_per_norm + residual_streams_params(model)
     output = "final norm" if model.tied_embeddings else "output layer, final norm"
     parts.append(_part(workload, "embedding", "token embedding", 1, (embedding_params(model), 0, 0), 0))

@@ -31,6 +31,7 @@ class LayerParams:
 
     @property
     def total_params(self) -> int:
+        """All of them, routed experts included. [params]"""
         return self.matrices_tp + self.replicated + self.routed + self.shared
 
 
@@ -87,7 +88,7 @@ def layer_parameter_tensors(model: ModelSpec, moe: bool, *, packed: bool) -> tup
     return (count, expert) if packed else (count + expert, 0)
 
 
-def mtp_params(model: ModelSpec) -> LayerParams:
+def mtp_layer_params(model: ModelSpec) -> LayerParams:
     """Parameters of one multi-token-prediction layer without the embedding and head that it shares. [params]
 
     Two norms, a projection from 2h to h, one layer like the last, and a final norm (DeepSeek-V3, section 2.2).
@@ -123,7 +124,9 @@ def num_mtp_params(model: ModelSpec) -> int:
     """Parameters of the multi-token-prediction layers, embedding and head shared. [params]"""
     if not model.num_mtp_layers:
         return 0
-    return model.num_mtp_layers * (mtp_params(model).total_params if model.layers is None else mtp_entry_params(model))
+    return model.num_mtp_layers * (
+        mtp_layer_params(model).total_params if model.layers is None else mtp_entry_params(model)
+    )
 
 
 def num_active_params(model: ModelSpec) -> int:

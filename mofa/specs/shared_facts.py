@@ -12,7 +12,7 @@ FILE = "shared.yaml"
 
 
 class LibraryFacts(Spec):
-    """What libraries of kernels do on any GPU."""
+    """Facts of libraries of kernels (cuBLAS, DeepEP, PyTorch) that hold on any GPU."""
 
     product_outputs_without_counter: PositiveFact
     """Elements of a bf16 product's result beyond which a memset precedes its kernel: its tiles are then handed out

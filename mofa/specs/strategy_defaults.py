@@ -12,7 +12,7 @@ from mofa.schedules import default_schedule
 from mofa.specs.files import shown_value
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.from_mapping import spec_from_mapping
-from mofa.specs.layouts.read import num_chunks
+from mofa.specs.layouts.read import num_chunks_of_layout_text
 from mofa.specs.overrides import strategy_from_fields
 from mofa.specs.strategy import StrategySpec
 
@@ -58,7 +58,7 @@ def complete_strategy(
     given = strategy_from_fields(fields, f"{where}: strategy" if where != "strategy" else where)
     framework = framework.with_options(given.options)
     if "vpp" not in fields and given.layout:
-        fields["vpp"] = max((num_chunks(given.layout) or 1) // given.pp, 1)
+        fields["vpp"] = max((num_chunks_of_layout_text(given.layout) or 1) // given.pp, 1)
     replica = given.tp * given.cp * given.pp
     if num_gpus % replica:
         raise StrategyError(

@@ -81,7 +81,7 @@ class BandCoverage(Spec):
 
     @property
     def verdict_text(self) -> str:
-        """The same in a word, or why nothing is asked."""
+        """Whether the coverage is as it should be, in a word, or why nothing is asked."""
         if self.tested:
             return "yes" if self.holds_share_claimed else "NO"
         return "too few to say" if self.runs < FEWEST_RUNS else "not claimed"

@@ -357,7 +357,7 @@ def _group(record: RunRecord, folder: Path) -> str:
         return "measured-switches" if switched else "measured-beside-switches"
     if record.trainer:
         return "measured-exported"
-    if record.is_dealt_by_model:
+    if record.is_halved_by_model:
         return f"measured-{DEALT_BY_MODEL[record.run.framework['name']]}-{record.split}"
     return f"measured-{record.split}" if LEARNED_ON in words else f"measured-{words[0].lower()}"
 

@@ -8,7 +8,7 @@ from statistics import fmean, median
 from mofa.plan.result import Plan
 from mofa.replay.garbage_collection import collect_garbage_at_end
 from mofa.schedules import default_schedule
-from mofa.search.one_plan import estimate, estimated_step_s
+from mofa.search.one_plan import estimate, step_s_of_strategy
 from mofa.search.to_plan.step_band import num_cluster_nodes
 from mofa.specs.base import PROVENANCES, Provenance
 from mofa.specs.framework import FrameworkSpec
@@ -135,7 +135,7 @@ def _repeats(reference: ReferenceRun, own: Plan, played_out: bool) -> tuple[Repe
             other = reference.run_of_repeat(repeat)
             if other.configuration_hash not in steps:
                 workload, cluster, framework, strategy = other.resolved_specs()
-                steps[other.configuration_hash] = estimated_step_s(
+                steps[other.configuration_hash] = step_s_of_strategy(
                     workload, cluster, strategy, framework=framework, replay=played_out
                 )
             step = compare_with_measured(repeat.step_s, steps[other.configuration_hash])

@@ -46,7 +46,7 @@ class _BenchWithout:
     def __init__(self) -> None:
         self.asked: list[Case] = []
 
-    def measure(self, case: Case) -> Sample:
+    def time_case(self, case: Case) -> Sample:
         self.asked.append(case)
         if case.family == HELD_MULTIPROCESSORS:
             raise UnsupportedFamily("this torch compiles no kernels")

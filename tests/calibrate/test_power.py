@@ -18,7 +18,7 @@ from mofa.calibrate.cases import Case, Sample
 from mofa.calibrate.fits.fit import fit_curves
 from mofa.calibrate.fits.loaded_clocks import (
     attention_clock_exponents,
-    clock_dependent_shares,
+    clock_dependent_time_shares,
     full_clock_product_rates,
     memory_bound_clock_ratio,
 )
@@ -55,7 +55,7 @@ def test_kernels_that_wait_for_the_clock_have_a_share_that_grows() -> None:
         replace(row("throttled", "silu", f"eager_{load}", seconds, mhz, tokens=8192, width=8192))
         for load, seconds, mhz in (("burst", 1.0, 2000.0), ("heavy", 1.1, 1600.0), ("medium", 1.0, 1990.0))
     ]
-    assert clock_dependent_shares(rows) == {"eager silu": pytest.approx(0.4)}
+    assert clock_dependent_time_shares(rows) == {"eager silu": pytest.approx(0.4)}
     assert fit_curves(rows, num_sms=132, gpu="a GPU").clock_shares == {"eager silu": pytest.approx(0.4)}
 
 

@@ -19,7 +19,7 @@ from mofa.cost.stages import split_layers
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
 from mofa.search.legality.masks import JobAndMachines, check_strategies
 from mofa.search.one_plan import estimate
-from mofa.search.space import combinations_table, default_space, with_options_as_given
+from mofa.search.space import combinations_table, default_space, with_first_option_set
 from mofa.specs.hardware import ClusterSpec
 from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import RecomputeSpec, StrategyTable
@@ -68,7 +68,7 @@ def job_of(name: str, kind: str) -> WorkloadSpec:
 def legal(name: str, kind: str, gpus: int = 16) -> StrategyTable:
     """All strategies of the default space that the framework runs, with some that recompute a layer of each chunk."""
     job, machines, spec = job_of(name, kind), cluster(gpus), framework(name)
-    rows = combinations_table(with_options_as_given(default_space(job, machines, spec)), machines, spec)
+    rows = combinations_table(with_first_option_set(default_space(job, machines, spec)), machines, spec)
     rows = rows.select_rows(check_strategies(JobAndMachines(job, machines, spec), rows).reason < 0)
     rows.recompute_layers[rows.recompute_layers < -1] = 1
     return rows

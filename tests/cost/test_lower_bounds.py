@@ -17,7 +17,7 @@ from mofa.cost.lower_bounds.static_memory import memory_lower_bounds
 from mofa.cost.lower_bounds.steps import step_lower_bounds_s, weighted_computing_lower_bounds
 from mofa.search.job_setup import routing_loads_by_ep, with_numerics
 from mofa.search.legality.masks import JobAndMachines, check_strategies
-from mofa.search.space import SOLVED, combinations_table, constrain_space, default_space, with_options_as_given
+from mofa.search.space import SOLVED, combinations_table, constrain_space, default_space, with_first_option_set
 from mofa.specs.load import load_cluster, load_framework, load_workload
 from mofa.specs.strategy import RecomputeSpec
 from tests.cost.toy import fast_hosts
@@ -92,7 +92,7 @@ class Sample:
         )
         space = default_space(self.workload, self.cluster, self.framework)
         space = constrain_space(space, fix=dict(case.fix), maximum=MAXIMUM, with_=case.words, without=case.without)
-        table = combinations_table(with_options_as_given(space), self.cluster, self.framework)
+        table = combinations_table(with_first_option_set(space), self.cluster, self.framework)
         legal = np.flatnonzero(
             check_strategies(JobAndMachines(self.workload, self.cluster, self.framework), table).reason < 0
         )

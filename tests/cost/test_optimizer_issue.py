@@ -16,7 +16,7 @@ from mofa.cost.optimizer_issue import (
     PARAMS_A_LAUNCH,
     SteppedTensors,
     host_lead_behind_optimizer_s,
-    optimizer_issue_per_tensor,
+    optimizer_issue_times_per_tensor,
     optimizer_waits_for_host_s,
 )
 from mofa.cost.step_time.optimizer_step import num_stepped_tensors
@@ -160,7 +160,7 @@ def test_times_of_the_fused_optimizer_are_those_of_timed_steps() -> None:
 def test_a_whole_step_of_the_optimizer_takes_what_its_parts_do() -> None:
     """Of each timed run within a quarter, but for those of fewer than 200 tensors, where calls weigh more."""
     machines = load_cluster("h200-hgx", 1)
-    issue = optimizer_issue_per_tensor(machines, load_framework("megatron"))
+    issue = optimizer_issue_times_per_tensor(machines, load_framework("megatron"))
     op_s = machines.slowest_host_factor * machines.gpu.curves.host.eager_op_s.value
     told = (issue.before_norm_s + issue.clip_s + issue.lists_s + issue.copy_s) / op_s
     many = {run: parts["optimizer"] for run, parts in timed_parts().items() if "jetmoe" not in run and "05b" not in run}

@@ -13,7 +13,7 @@ from mofa.replay.rank.from_estimator import gathered_row_of_strategy
 from mofa.search.job_setup import routing_loads_by_ep, with_numerics
 from mofa.search.legality.masks import JobAndMachines, check_strategies
 from mofa.search.one_strategy import checked_strategy_row
-from mofa.search.space import SOLVED, combinations_table, default_space, with_options_as_given
+from mofa.search.space import SOLVED, combinations_table, default_space, with_first_option_set
 from mofa.search.strategy_estimator import strategy_estimator
 from mofa.specs.strategy import BALANCING, StrategyTable
 
@@ -35,7 +35,7 @@ def candidates(workload: str, node: str, gpus: int, name: str) -> tuple[JobAndMa
     job, machines, framework = with_numerics(
         job, machines, mofa.load_framework(name, overrides=OPTIONS.get(option)), ()
     )
-    space = with_options_as_given(default_space(job, machines, framework))
+    space = with_first_option_set(default_space(job, machines, framework))
     if name == "megatron" and job.model.moe is not None:
         space = replace(space, balancing=BALANCING)
     table = combinations_table(space, machines, framework)

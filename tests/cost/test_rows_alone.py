@@ -19,7 +19,7 @@ from mofa.cost.block.routing_loads import BALANCED, RoutingLoads
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS, TIME_COMPONENTS, Breakdown
 from mofa.cost.estimate import estimate_table
 from mofa.search.legality.masks import JobAndMachines, check_strategies
-from mofa.search.space import SOLVED, combinations_table, constrain_space, default_space, with_options_as_given
+from mofa.search.space import SOLVED, combinations_table, constrain_space, default_space, with_first_option_set
 from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import StrategyTable
 from tests.cost.toy import cluster, framework, llama, mla_moe, moe_llama, windowed, workload
@@ -83,7 +83,7 @@ def legal(name: str, model: str) -> tuple[JobAndMachines, StrategyTable]:
     precision = {"precision": kind.precision} if kind.precision else {}
     job = workload(spec, seq_len=4096, global_batch=32, **precision)
     machines, fw = cluster(GPUS), framework(kind.framework, **kind.options)
-    default = with_options_as_given(default_space(job, machines, fw))
+    default = with_first_option_set(default_space(job, machines, fw))
     asked = [constrain_space(default, fix=fix, maximum={}, with_=kind.with_, without=())
              for fix in ({}, *({"recompute": mode} for mode in kind.modes if _has(mode, spec)))]  # fmt: skip
     modes = tuple(dict.fromkeys(mode for space in asked for mode in space.recompute))

@@ -17,7 +17,7 @@ from mofa.cost.lower_bounds.steps import step_lower_bounds_s
 from mofa.cost.option_sets import options_common_to_rows
 from mofa.cost.shared_blocks import estimators_sharing_blocks
 from mofa.search.legality.masks import JobAndMachines, check_strategies
-from mofa.search.space import SOLVED, combinations_table, default_space, with_options_as_given
+from mofa.search.space import SOLVED, combinations_table, default_space, with_first_option_set
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.strategy import FrameworkOptions, StrategyTable
 from tests.cost.test_rows_alone import GPUS, MODELS, UNEVEN
@@ -60,7 +60,7 @@ def legal(name: str, model: str) -> tuple[JobAndMachines, StrategyTable]:
     job = JobAndMachines(
         workload(spec, seq_len=4096, global_batch=32), cluster(GPUS), framework(kind.framework, **kind.options)
     )
-    space = with_options_as_given(default_space(job.workload, job.cluster, job.framework))
+    space = with_first_option_set(default_space(job.workload, job.cluster, job.framework))
     one = combinations_table(space, job.cluster, job.framework)
     tables = [
         replace(one, option_sets=kind.sets, options=np.full(len(one), number)) for number in range(len(kind.sets))

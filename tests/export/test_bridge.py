@@ -11,7 +11,7 @@ import pytest
 
 from mofa.errors import SpecError
 from mofa.export.bridge.config_fields import ELSEWHERE, SAID_OTHERWISE, SWITCHES, bridge_config_fields
-from mofa.export.bridge.recipe import write_bridge_job
+from mofa.export.bridge.recipe import bridge_job_files
 from mofa.export.megatron.megatron_table import MEGATRON
 from tests.export.frameworks import wheel
 from tests.export.jobs import job_of
@@ -76,7 +76,7 @@ def _takes(annotation: str, value: Any) -> bool:
 def test_every_field_is_one_of_bridges_and_takes_its_value(plans: list[Drawn]) -> None:
     seen = set()
     for drawn in plans:
-        tree = ast.parse(write_bridge_job(job_of(drawn, "megatron-bridge"))["mofa_recipe.py"])
+        tree = ast.parse(bridge_job_files(job_of(drawn, "megatron-bridge"))["mofa_recipe.py"])
         for call in [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.keywords]:
             name = ast.unparse(call.func)
             fields = fields_of_class(name)
@@ -128,9 +128,9 @@ def test_positions_that_bridge_cannot_learn_are_refused() -> None:
     model = drawn.workload.model.model_copy(update={"max_positions": 4096})
     longer = drawn._replace(workload=drawn.workload.model_copy(update={"model": model}))
     with pytest.raises(SpecError, match="max_positions"):
-        write_bridge_job(job_of(longer, "megatron-bridge"))
+        bridge_job_files(job_of(longer, "megatron-bridge"))
 
 
 def test_the_recipe_is_python(plans: list[Drawn]) -> None:
     for drawn in plans[:5]:
-        compile(write_bridge_job(job_of(drawn, "megatron-bridge"))["mofa_recipe.py"], "mofa_recipe.py", "exec")
+        compile(bridge_job_files(job_of(drawn, "megatron-bridge"))["mofa_recipe.py"], "mofa_recipe.py", "exec")

@@ -13,7 +13,7 @@ from mofa.errors import SpecError
 from mofa.export import bridge, chakra, megatron, torchtitan
 from mofa.export.all_tables import TABLES
 from mofa.export.arguments import ArgumentTable
-from mofa.export.entry import job_writers
+from mofa.export.entry import job_file_makers
 from mofa.export.fields import job_field_paths
 from mofa.search.one_plan import plan_in_closed_form
 from mofa.specs.framework import FrameworkSpec
@@ -125,7 +125,7 @@ def _changed(drawn: Drawn, path: str, value: Any) -> Drawn | None:
 
 def _files(drawn: Drawn, to: str) -> str:
     try:
-        files = job_writers()[to](job_of(drawn, to))
+        files = job_file_makers()[to](job_of(drawn, to))
     except SpecError as error:
         return f"refused: {error}"
     texts = ["\n".join(line for line in text.splitlines() if not line.startswith("#")) for text in files.values()]
@@ -197,7 +197,7 @@ DERIVED: dict[str, tuple[str, ...]] = {
 
 def test_every_framework_says_what_it_is_exported_to() -> None:
     """The hint under a plan names what ``--to`` takes; each has its table."""
-    assert {to for traits in TRAITS.values() for to in traits.exported_to} == set(job_writers()) == set(TABLES)
+    assert {to for traits in TRAITS.values() for to in traits.exported_to} == set(job_file_makers()) == set(TABLES)
 
 
 def test_the_wheels_are_those_that_files_are_written_for() -> None:

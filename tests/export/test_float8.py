@@ -12,7 +12,7 @@ import mofa
 from mofa.errors import SpecError
 from mofa.export.read_job import read_job
 from mofa.export.torchtitan.float8_settings import RECIPES
-from mofa.export.torchtitan.toml_files import write_torchtitan_job
+from mofa.export.torchtitan.toml_files import torchtitan_job_files
 from mofa.search.one_plan import plan_in_closed_form
 from tests.export.frameworks import torchtitan_configs, wheel
 from tests.export.jobs import assert_comes_back, job_of
@@ -33,7 +33,7 @@ def test_a_recipe_is_written_and_read_back(gemm: str, tmp_path: Path) -> None:
     gathers = gemm == "fp8-tensorwise"
     filters = "output" if gemm == "fp8-rowwise-gw-hp" else "output+auto_filter_small_kn"
     drawn = _drawn(gemm, fp8_all_gather=gathers, fp8_scales_ahead=gathers, fp8_filter=filters)
-    files = write_torchtitan_job(job_of(drawn, "torchtitan"))
+    files = torchtitan_job_files(job_of(drawn, "torchtitan"))
     settings = tomllib.loads(files["torchtitan.toml"])
     assert settings["model"]["converters"] == ["quantize.linear.float8"]
     float8 = settings["quantize"]["linear"]["float8"]
@@ -54,7 +54,7 @@ def test_a_recipe_is_written_and_read_back(gemm: str, tmp_path: Path) -> None:
 def test_kept_weights_come_back(tmp_path: Path) -> None:
     """``fsdp_reshard_after_forward: never`` in no pipeline."""
     drawn = _drawn("bf16", reshard_after_forward=False)
-    files = write_torchtitan_job(job_of(drawn, "torchtitan"))
+    files = torchtitan_job_files(job_of(drawn, "torchtitan"))
     assert tomllib.loads(files["torchtitan.toml"])["parallelism"]["fsdp_reshard_after_forward"] == "never"
     for name, text in files.items():
         (tmp_path / name).write_text(text)
@@ -83,4 +83,4 @@ def test_what_is_not_modelled_of_fp8_is_refused_by_name(kind: str, more: str, na
 def test_options_of_fp8_are_refused_in_bf16() -> None:
     """Options that would change nothing."""
     with pytest.raises(SpecError, match="change nothing"):
-        write_torchtitan_job(job_of(_drawn("bf16", fp8_filter="attention+output"), "torchtitan"))
+        torchtitan_job_files(job_of(_drawn("bf16", fp8_filter="attention+output"), "torchtitan"))

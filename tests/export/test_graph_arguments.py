@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from mofa.errors import SpecError
-from mofa.export.bridge.recipe import write_bridge_job
-from mofa.export.megatron.launch_script import write_megatron_job
+from mofa.export.bridge.recipe import bridge_job_files
+from mofa.export.megatron.launch_script import megatron_job_files
 from mofa.export.megatron.megatron_table import MEGATRON
 from mofa.export.read_job import read_job
 from tests.export.jobs import megatron_job
@@ -29,7 +29,7 @@ def test_graphs_are_written_and_come_back(graphs: str, tmp_path: Path) -> None:
     assert (values["cuda-graph-impl"], values.get("cuda-graph-scope")) == GRAPHS[graphs]
     assert values["te-rng-tracker"] is True and "$NCCL_GRAPH_REGISTER" not in values
     file = tmp_path / "job.sh"
-    file.write_text(write_megatron_job(job)["megatron.sh"])
+    file.write_text(megatron_job_files(job)["megatron.sh"])
     assert read_job("megatron", file).framework.cuda_graphs == graphs
 
 
@@ -45,11 +45,11 @@ def test_expandable_segments_keep_nccl_from_registering() -> None:
 
 
 def test_bridge_has_them_in_its_provider_and_the_random_states_in_two_places() -> None:
-    text = write_bridge_job(megatron_job("megatron-bridge", cuda_graphs="te:attn"))["mofa_recipe.py"]
+    text = bridge_job_files(megatron_job("megatron-bridge", cuda_graphs="te:attn"))["mofa_recipe.py"]
     for line in ("cuda_graph_impl='transformer_engine'", "cuda_graph_scope=['attn']", "use_te_rng_tracker=True",
                  "rng=RNGConfig(", "te_rng_tracker=True", "    RNGConfig,"):  # fmt: skip
         assert line in text
-    assert "RNGConfig" not in write_bridge_job(megatron_job("megatron-bridge", cuda_graphs="none"))["mofa_recipe.py"]
+    assert "RNGConfig" not in bridge_job_files(megatron_job("megatron-bridge", cuda_graphs="none"))["mofa_recipe.py"]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 import mofa
 from mofa.errors import SpecError
 from mofa.export.megatron import COMMIT
-from mofa.export.megatron.launch_script import write_megatron_job
+from mofa.export.megatron.launch_script import megatron_job_files
 from mofa.export.megatron.megatron_table import DUMPED_AS, MEGATRON
 from mofa.export.megatron.read_megatron import split_launch_command
 from mofa.export.read_job import read_job
@@ -89,7 +89,7 @@ def test_a_plan_comes_back_as_it_was(plans: list[Drawn], number: int, tmp_path: 
     """Exported, read and estimated anew: the same strategy, layout, step and memory."""
     workload, _, framework, _ = plans[number]
     file = tmp_path / "job.sh"
-    file.write_text(write_megatron_job(job_of(plans[number], "megatron"))["megatron.sh"])
+    file.write_text(megatron_job_files(job_of(plans[number], "megatron"))["megatron.sh"])
     job = read_job("megatron", file)
     assert_comes_back(job, plans[number])
     assert job.workload.precision.fp8_recipe == workload.precision.fp8_recipe
@@ -130,7 +130,7 @@ def test_gpt_oss_is_exported_but_for_yarn(tmp_path: Path) -> None:
     assert (config.softmax_type, config.window_size, config.window_attn_skip_freq) == ("learnable", (127, 0), 2)
     assert config.add_bias_linear and not config.bias_dropout_fusion
     file = tmp_path / "job.sh"
-    file.write_text(write_megatron_job(job_of(drawn, "megatron"))["megatron.sh"])
+    file.write_text(megatron_job_files(job_of(drawn, "megatron"))["megatron.sh"])
     job = read_job("megatron", file)
     assert_comes_back(job, drawn)
     assert job.workload.model.model_copy(update={"name": "", "source": ""}) == drawn.workload.model.model_copy(
@@ -313,7 +313,7 @@ def test_mxfp8_is_read_and_written(fp8_params: bool, tmp_path: Path) -> None:
     assert (values["fp8-format"], values["fp8-recipe"]) == ("e4m3", "mxfp8")
     assert bool(values.get("reuse-grad-buf-for-mxfp8-param-ag")) == bool(values.get("fp8-param-gather")) == fp8_params
     again = tmp_path / "again.sh"
-    again.write_text(write_megatron_job(job_of(drawn, "megatron"))["megatron.sh"])
+    again.write_text(megatron_job_files(job_of(drawn, "megatron"))["megatron.sh"])
     assert_comes_back(read_job("megatron", again), drawn)
 
 
@@ -359,7 +359,7 @@ def _words_by_bash(script: Path, folder: Path) -> list[str]:
 def test_bash_reads_a_script_as_it_is_read_here(plans: list[Drawn], tmp_path: Path) -> None:
     script = tmp_path / "job.sh"
     for drawn in plans[:8]:
-        script.write_text(write_megatron_job(job_of(drawn, "megatron"))["megatron.sh"])
+        script.write_text(megatron_job_files(job_of(drawn, "megatron"))["megatron.sh"])
         connections, *words = _words_by_bash(script, tmp_path)
         launcher, arguments = split_launch_command(read_shell_script(script.read_text()))
         assert [*launcher[1:], words[len(launcher) - 1], *arguments] == words
@@ -373,7 +373,7 @@ def test_megatron_itself_validates_every_script(plans: list[Drawn], tmp_path: Pa
     script = tmp_path / "job.sh"
     with validated(Path(os.environ["MEGATRON_LM"])) as configured:
         for drawn in plans:
-            script.write_text(write_megatron_job(job_of(drawn, "megatron"))["megatron.sh"])
+            script.write_text(megatron_job_files(job_of(drawn, "megatron"))["megatron.sh"])
             connections, *words = _words_by_bash(script, tmp_path)
             monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", connections)
             first = next(i for i, word in enumerate(words) if word.endswith("pretrain_gpt.py"))

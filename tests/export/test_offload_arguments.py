@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from mofa.errors import SpecError
-from mofa.export.bridge.recipe import write_bridge_job
-from mofa.export.megatron.launch_script import write_megatron_job
+from mofa.export.bridge.recipe import bridge_job_files
+from mofa.export.megatron.launch_script import megatron_job_files
 from mofa.export.megatron.megatron_table import MEGATRON
 from mofa.export.read_job import read_job
 from tests.export.jobs import megatron_job
@@ -23,7 +23,7 @@ def test_modules_are_written_and_come_back(tmp_path: Path) -> None:
     assert values["fine-grained-activation-offloading"] is True
     assert values["offload-modules"] == ["core_attn", "attn_proj"]
     file = tmp_path / "job.sh"
-    file.write_text(write_megatron_job(job)["megatron.sh"])
+    file.write_text(megatron_job_files(job)["megatron.sh"])
     assert "export NVTE_CPU_OFFLOAD_V1=1" in file.read_text()
     assert read_job("megatron", file).framework.activation_offload == ATTENTION
 
@@ -34,7 +34,7 @@ def test_without_it_nothing_is_written() -> None:
 
 
 def test_bridge_has_it_in_its_provider() -> None:
-    text = write_bridge_job(megatron_job("megatron-bridge", activation_offload=ATTENTION))["mofa_recipe.py"]
+    text = bridge_job_files(megatron_job("megatron-bridge", activation_offload=ATTENTION))["mofa_recipe.py"]
     assert "fine_grained_activation_offloading=True" in text
     assert "offload_modules=['core_attn', 'attn_proj']" in text
 
@@ -58,7 +58,7 @@ def test_what_megatron_or_mofa_lacks_is_refused_by_name(more: str, named: str, t
 def test_a_job_that_megatron_would_stop_at_is_refused(tmp_path: Path) -> None:
     """It asserts the variable; a log, which holds no environment, is read without."""
     file = tmp_path / "job.sh"
-    text = write_megatron_job(megatron_job(activation_offload=ATTENTION))["megatron.sh"]
+    text = megatron_job_files(megatron_job(activation_offload=ATTENTION))["megatron.sh"]
     file.write_text(text.replace("export NVTE_CPU_OFFLOAD_V1=1", "export NVTE_CPU_OFFLOAD_V1=0"))
     with pytest.raises(SpecError, match=r"NVTE_CPU_OFFLOAD_V1 \(0\) is not 1"):
         read_job("megatron", file)

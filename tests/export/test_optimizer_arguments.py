@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from mofa.errors import SpecError
-from mofa.export.bridge.recipe import write_bridge_job
-from mofa.export.megatron.launch_script import write_megatron_job
+from mofa.export.bridge.recipe import bridge_job_files
+from mofa.export.megatron.launch_script import megatron_job_files
 from mofa.export.megatron.megatron_table import MEGATRON
 from mofa.export.read_job import read_job
 from tests.export.jobs import megatron_job
@@ -23,7 +23,7 @@ def test_shares_threads_and_copies_are_written_and_come_back(tmp_path: Path) -> 
     assert values["optimizer-cpu-offload"] is True and values["optimizer-offload-fraction"] == 0.5
     assert values["overlap-cpu-optimizer-d2h-h2d"] is True and values["use-precision-aware-optimizer"] is True
     file = tmp_path / "job.sh"
-    file.write_text(write_megatron_job(job)["megatron.sh"])
+    file.write_text(megatron_job_files(job)["megatron.sh"])
     assert "export OMP_NUM_THREADS=12" in file.read_text()
     framework = read_job("megatron", file).framework
     assert {name: getattr(framework, name) for name in HALF} == HALF
@@ -35,7 +35,7 @@ def test_without_it_nothing_is_written() -> None:
 
 
 def test_bridge_has_it_in_its_optimizer() -> None:
-    text = write_bridge_job(megatron_job("megatron-bridge", **HALF))["mofa_recipe.py"]
+    text = bridge_job_files(megatron_job("megatron-bridge", **HALF))["mofa_recipe.py"]
     for line in ("optimizer_cpu_offload=True", "optimizer_offload_fraction=0.5", "overlap_cpu_optimizer_d2h_h2d=True",
                  "use_precision_aware_optimizer=True"):  # fmt: skip
         assert line in text

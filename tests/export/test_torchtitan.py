@@ -14,13 +14,13 @@ import pytest
 
 import mofa
 from mofa.errors import SpecError
-from mofa.export.entry import job_writers
+from mofa.export.entry import job_file_makers
 from mofa.export.job import ExportJob
 from mofa.export.read_job import read_job
 from mofa.export.torchtitan.flavours import FLAVOURS
 from mofa.export.torchtitan.job_settings import QWEN3_IS_WHOLE
 from mofa.export.torchtitan.model_settings import MODELS, QWEN3, torchtitan_model_name
-from mofa.export.torchtitan.toml_files import write_torchtitan_job
+from mofa.export.torchtitan.toml_files import torchtitan_job_files
 from mofa.export.torchtitan.torchtitan_table import TORCHTITAN
 from mofa.measure.expand import ExpandedRun
 from mofa.measure.torchtitan_job import torchtitan_job
@@ -71,7 +71,7 @@ def test_pipelines_of_models_that_have_none_are_refused(tmp_path: Path) -> None:
         return job_of(Drawn(workload, cluster, facts, plan_in_closed_form(workload, cluster, strategy, facts)), to)
 
     one, two = (job(f"pp={pp} ep=2 micro_batch=1 recompute=none", "torchtitan") for pp in (1, 2))
-    for name, text in write_torchtitan_job(one).items():
+    for name, text in torchtitan_job_files(one).items():
         (tmp_path / name).write_text(text)
     toml = tmp_path / "torchtitan.toml"
     text = toml.read_text().replace("local_batch_size = 1\n", "local_batch_size = 8\n")
@@ -79,14 +79,14 @@ def test_pipelines_of_models_that_have_none_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=f"pipeline_parallel_degree is 2; {QWEN3_IS_WHOLE}"):
         read_job("torchtitan", toml)
     with pytest.raises(SpecError, match=rf"strategy.pp \(2\) .*{QWEN3_IS_WHOLE}; use 1, or --to torchtitan-0.3"):
-        write_torchtitan_job(two)
-    assert job_writers()["torchtitan-0.3"](job("pp=2 ep=2 micro_batch=1 recompute=none", "torchtitan-0.3"))
+        torchtitan_job_files(two)
+    assert job_file_makers()["torchtitan-0.3"](job("pp=2 ep=2 micro_batch=1 recompute=none", "torchtitan-0.3"))
 
 
 @pytest.mark.parametrize("number", range(NUMBER))
 def test_a_plan_comes_back_as_it_was(plans: list[Drawn], number: int, tmp_path: Path) -> None:
     """Exported, read and estimated anew: the same strategy, layout, step and memory."""
-    for name, text in write_torchtitan_job(job_of(plans[number], "torchtitan")).items():
+    for name, text in torchtitan_job_files(job_of(plans[number], "torchtitan")).items():
         (tmp_path / name).write_text(text)
     job = read_job("torchtitan", tmp_path / "torchtitan.toml")
     assert_comes_back(job, plans[number])
@@ -105,7 +105,7 @@ def test_torchtitans_own_classes_take_every_plan(plans: list[Drawn]) -> None:
     folder = wheel("torchtitan-0.2.2")
     with torchtitan_configs(folder) as modules:
         for drawn in plans:
-            files = write_torchtitan_job(job_of(drawn, "torchtitan"))
+            files = torchtitan_job_files(job_of(drawn, "torchtitan"))
             raw = tomllib.loads(files["torchtitan.toml"])
             config = modules["job_config"].JobConfig()
             for section, settings in raw.items():

@@ -11,7 +11,7 @@ import pytest
 
 from mofa.errors import SpecError
 from mofa.export.read_job import read_job
-from mofa.export.torchtitan.python_file import write_torchtitan_python_job
+from mofa.export.torchtitan.python_file import torchtitan_python_job_files
 from mofa.export.torchtitan.python_table import TORCHTITAN_PYTHON
 from tests.export.frameworks import torchtitan_python, wheel
 from tests.export.jobs import assert_comes_back, job_of
@@ -38,7 +38,7 @@ def plans() -> list[Drawn]:
 @pytest.mark.parametrize("number", range(NUMBER))
 def test_a_plan_comes_back_as_it_was(plans: list[Drawn], number: int, tmp_path: Path) -> None:
     """Exported, read and estimated anew: the same strategy, layout, step and memory."""
-    for name, text in write_torchtitan_python_job(job_of(plans[number], "torchtitan-0.3")).items():
+    for name, text in torchtitan_python_job_files(job_of(plans[number], "torchtitan-0.3")).items():
         (tmp_path / name).write_text(text)
     job = read_job("torchtitan", tmp_path / "mofa_job.py")
     assert_comes_back(job, plans[number])
@@ -53,7 +53,7 @@ def test_torchtitans_own_classes_run_every_config(plans: list[Drawn]) -> None:
     laid_out = 0
     with torchtitan_python(folder):
         for drawn in plans:
-            text = write_torchtitan_python_job(job_of(drawn, "torchtitan-0.3"))["mofa_job.py"]
+            text = torchtitan_python_job_files(job_of(drawn, "torchtitan-0.3"))["mofa_job.py"]
             namespace: dict[str, Any] = {"__name__": "mofa_job"}
             exec(compile(text, "mofa_job.py", "exec"), namespace)
             config, model, s = namespace["plan"](), drawn.workload.model, drawn.plan.strategy

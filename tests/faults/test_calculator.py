@@ -7,7 +7,7 @@ import math
 import pytest
 
 from mofa.faults.calculator import calculate_goodput
-from mofa.faults.closed_forms.weibull import weibull_shares
+from mofa.faults.closed_forms.weibull import weibull_ledger_shares
 
 MIN, HOUR = 60.0, 3600.0
 
@@ -60,7 +60,7 @@ def test_exact_is_the_best_interval(shape: float, persist: float) -> None:
     assert best >= max(found.ettr_by_formula.young, found.ettr_by_formula.daly, found.ettr_by_formula.daly_higher_order)
     around = [found.interval_s.exact * 1.02**k for k in range(-60, 61, 5) if k]
     args = (5 * MIN, 6 * HOUR, 10 * MIN, persist, shape)
-    assert best > max(weibull_shares(tau, *args)["productive"] for tau in around)
+    assert best > max(weibull_ledger_shares(tau, *args)["productive"] for tau in around)
 
 
 def test_of_regular_failures_the_best_interval_ends_before_them() -> None:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from mofa.errors import SpecError
 from mofa.faults.closed_forms.checkpoint_levels import (
     best_checkpoint_pattern,
+    ettr_of_checkpoint_levels,
     ledger_shares_of_levels,
     mean_blocking_s,
-    nested_ettr,
 )
 from mofa.faults.closed_forms.renewal import effective_restart_s, levels_ettr, renewal_ettr
 from mofa.faults.closed_forms.two_levels import two_level_ettr
@@ -36,14 +36,16 @@ def test_the_closed_form_is_the_linear_system(num_levels: int, data: st.DataObje
     shares = [w / sum(weights) for w in weights]
     every = list(itertools.accumulate([1, *ratios], lambda a, b: a * b))
     slow = levels_ettr(interval, every, blocks, mtbf, shares, restarts)
-    assert float(nested_ettr(interval, ratios, blocks, mtbf, shares, restarts)) == pytest.approx(slow, rel=1e-6)
+    assert float(ettr_of_checkpoint_levels(interval, ratios, blocks, mtbf, shares, restarts)) == pytest.approx(
+        slow, rel=1e-6
+    )
 
 
 def test_one_and_two_levels_are_those_known() -> None:
     mtbf = np.array([1e3, 1e4, np.inf])
-    one = nested_ettr(600.0, (), (60.0,), mtbf, (1.0,), (300.0,))
+    one = ettr_of_checkpoint_levels(600.0, (), (60.0,), mtbf, (1.0,), (300.0,))
     assert one == pytest.approx(renewal_ettr(600.0, 60.0, mtbf, 300.0), rel=1e-9)
-    two = nested_ettr(600.0, (np.array([4, 7, 3]),), (1.0, 60.0), mtbf, (0.75, 0.25), (60.0, 600.0))
+    two = ettr_of_checkpoint_levels(600.0, (np.array([4, 7, 3]),), (1.0, 60.0), mtbf, (0.75, 0.25), (60.0, 600.0))
     known = two_level_ettr(600.0, np.array([4, 7, 3]), (1.0, 60.0), mtbf, (60.0, 600.0), 0.75)
     assert two == pytest.approx(known, rel=1e-9)
 
@@ -54,9 +56,9 @@ def test_one_and_two_levels_are_those_known() -> None:
 def test_no_pattern_of_two_levels_is_much_better(mtbf: float, blocks: tuple[float, float], quick: float) -> None:
     shares, restarts = (quick, 1 - quick), (60.0, 300.0)
     interval, ratios = best_checkpoint_pattern(blocks, mtbf, shares, restarts)
-    found = float(nested_ettr(interval, ratios, blocks, mtbf, shares, restarts))
+    found = float(ettr_of_checkpoint_levels(interval, ratios, blocks, mtbf, shares, restarts))
     tried = np.geomspace(1.0, 3e4, 400)[:, None]
-    every = nested_ettr(tried, (np.arange(1.0, 300.0),), blocks, mtbf, shares, restarts)
+    every = ettr_of_checkpoint_levels(tried, (np.arange(1.0, 300.0),), blocks, mtbf, shares, restarts)
     assert found == pytest.approx(float(every.max()), abs=1e-3)
 
 
@@ -64,12 +66,14 @@ def test_no_pattern_of_two_levels_is_much_better(mtbf: float, blocks: tuple[floa
 def test_no_pattern_of_three_levels_is_much_better(mtbf: float) -> None:
     blocks, shares, restarts = (1.0, 6.0, 90.0), (0.5, 0.4, 0.1), (60.0, 120.0, 600.0)
     interval, ratios = best_checkpoint_pattern(blocks, mtbf, shares, restarts)
-    found = float(nested_ettr(interval, ratios, blocks, mtbf, shares, restarts))
+    found = float(ettr_of_checkpoint_levels(interval, ratios, blocks, mtbf, shares, restarts))
     tried = np.geomspace(10.0, 3e3, 80)[:, None, None]
     few, many = np.arange(1.0, 25.0)[:, None], np.arange(1.0, 25.0)
-    every = nested_ettr(tried, (few, many), blocks, mtbf, shares, restarts)
+    every = ettr_of_checkpoint_levels(tried, (few, many), blocks, mtbf, shares, restarts)
     assert found == pytest.approx(float(every.max()), abs=1e-3)
-    assert found > float(nested_ettr(*(float(x) for x in (interval,)), (1, 1), blocks, mtbf, shares, restarts))
+    assert found > float(
+        ettr_of_checkpoint_levels(*(float(x) for x in (interval,)), (1, 1), blocks, mtbf, shares, restarts)
+    )
 
 
 def test_three_levels_are_what_the_simulation_finds() -> None:
@@ -83,7 +87,7 @@ def test_three_levels_are_what_the_simulation_finds() -> None:
     played = simulate_long_runs(
         LongRunToSimulate(20 * 86400.0, 240.0, levels, kinds, FailureClock(11135.0)), 2000, seed=3
     )
-    expected = float(nested_ettr(240.0, (5, 4), blocks, 11135.0, shares, restarts))
+    expected = float(ettr_of_checkpoint_levels(240.0, (5, 4), blocks, 11135.0, shares, restarts))
     assert played.ettr == pytest.approx(expected, abs=3.5 * played.standard_error + 1e-4)
 
 
@@ -95,7 +99,7 @@ def test_the_ledger_of_levels_is_what_the_simulation_finds() -> None:
         (SimulatedFailureKind(0.5, 60.0, 0), SimulatedFailureKind(0.5, 300.0, 1)),
     )
     parts = ledger_shares_of_levels(120.0, (12,), blocks, mtbf, shares, restarts)
-    assert float(parts["productive"]) == float(nested_ettr(120.0, (12,), blocks, mtbf, shares, restarts))
+    assert float(parts["productive"]) == float(ettr_of_checkpoint_levels(120.0, (12,), blocks, mtbf, shares, restarts))
     played = simulate_long_runs(
         LongRunToSimulate(1440.0 * 2000, 120.0, levels, kinds, FailureClock(mtbf)), 200, seed=1
     ).ledger()
@@ -112,7 +116,7 @@ def test_the_calculator_finds_the_best_pattern(interval: float | None) -> None:
     blocks, shares, restarts = (2.0, 45.0), (0.6, 0.4), (60.0, 300.0)
     found = calculate_checkpoint_levels(9000.0, blocks, restarts, shares, interval_s=interval, days=1, num_runs=10)
     tried = np.geomspace(20.0, 2e3, 1500)[:, None] if interval is None else np.array([[interval]])
-    best = float(nested_ettr(tried, (np.arange(1.0, 120.0),), blocks, 9000.0, shares, restarts).max())
+    best = float(ettr_of_checkpoint_levels(tried, (np.arange(1.0, 120.0),), blocks, 9000.0, shares, restarts).max())
     assert found.ettr == pytest.approx(best, abs=2e-6)
     assert interval is None or found.at_interval_s == interval
 
@@ -132,6 +136,6 @@ def test_mean_blocking_is_that_of_the_pattern() -> None:
 
 def test_what_does_not_match_is_refused() -> None:
     with pytest.raises(SpecError, match="one of each per level"):
-        nested_ettr(600.0, (4,), (1.0,), 1e4, (1.0,), (60.0,))
+        ettr_of_checkpoint_levels(600.0, (4,), (1.0,), 1e4, (1.0,), (60.0,))
     with pytest.raises(SpecError, match="shares: is 1"):
-        nested_ettr(600.0, (), (1.0,), 1e4, (1.5,), (60.0,))
+        ettr_of_checkpoint_levels(600.0, (), (1.0,), 1e4, (1.5,), (60.0,))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mofa.errors import SpecError
 from mofa.faults.closed_forms import renewal
-from mofa.faults.closed_forms.weibull import weibull_shares
+from mofa.faults.closed_forms.weibull import weibull_ledger_shares
 from mofa.faults.failures.clocks import FailureClock
 from mofa.faults.ledger import PARTS, expected_ledger_shares
 from mofa.faults.simulate import LongRunToSimulate, SimulatedCheckpointLevel, SimulatedFailureKind, simulate_long_runs
@@ -20,7 +20,7 @@ PUBLISHED = {0.5: 0.877, 0.7: 0.861, 1.0: 0.854, 1.5: 0.850}
 
 
 def weibull_ettr(*args: float, **more: float) -> float:
-    return weibull_shares(*args, **more)["productive"]
+    return weibull_ledger_shares(*args, **more)["productive"]
 
 
 @given(
@@ -31,7 +31,7 @@ def weibull_ettr(*args: float, **more: float) -> float:
 @settings(max_examples=60, deadline=None)
 def test_shape_one_is_the_exponential(tau: float, block: float, mtbf: float, restart: float, persist: float) -> None:
     expected = float(renewal.renewal_ettr(tau, block, mtbf, restart, persist))
-    found = weibull_shares(tau, block, mtbf, restart, persist)
+    found = weibull_ledger_shares(tau, block, mtbf, restart, persist)
     assert found["productive"] == pytest.approx(expected, rel=1e-6, abs=1e-12)
     shares = expected_ledger_shares(tau, block, mtbf, restart, persist)
     assert found == pytest.approx({part: float(shares[part]) for part in PARTS}, abs=1e-6)
@@ -50,7 +50,7 @@ def test_the_simulation_agrees_within_its_error(shape: float, persist: float) ->
                             (SimulatedFailureKind(1.0, 10 * MIN),),
                             FailureClock(185.6 * MIN, shape=shape))  # fmt: skip
     found = simulate_long_runs(run, 500, seed=4)
-    expected = weibull_shares(19 * MIN, MIN, 185.6 * MIN, 10 * MIN, persist, shape)
+    expected = weibull_ledger_shares(19 * MIN, MIN, 185.6 * MIN, 10 * MIN, persist, shape)
     assert abs(found.ettr - expected["productive"]) < 3.5 * found.standard_error
     ledger = found.ledger()
     for part in PARTS:
@@ -73,4 +73,4 @@ def test_more_clustering_loses_less_at_one_mean() -> None:
 def test_what_is_no_shape_is_refused() -> None:
     for change, said in (({"shape": 0.0}, "shape"), ({"mtbf_s": 0.0}, "mtbf_s"), ({"block_s": -1.0}, "block_s")):
         with pytest.raises(SpecError, match=said):
-            weibull_shares(**{"interval_s": 1.0, "block_s": 1.0, "mtbf_s": 1.0, "restart_s": 1.0, **change})
+            weibull_ledger_shares(**{"interval_s": 1.0, "block_s": 1.0, "mtbf_s": 1.0, "restart_s": 1.0, **change})

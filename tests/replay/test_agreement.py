@@ -18,7 +18,7 @@ from mofa.cost.breakdown import TIME_COMPONENTS
 from mofa.cost.estimate import TableEstimator
 from mofa.replay.time.step import replay_step_time
 from mofa.replay.time.time_replayed import ReplayedTime
-from mofa.search.one_plan import estimated_step_s
+from mofa.search.one_plan import step_s_of_strategy
 from mofa.search.one_strategy import checked_strategy_row
 
 DDP = {"data_parallel": "ddp"}
@@ -229,7 +229,7 @@ def test_zero_bubble_agrees_where_the_host_is_late(strategy: str) -> None:
     job, machines = mofa.load_workload("qwen3-30b-a3b", global_batch=128), mofa.load_cluster("h200-hgx", 64)
     framework = mofa.load_framework("torchtitan")
     closed, played = (
-        estimated_step_s(job, machines, strategy, framework=framework, replay=replay) for replay in (False, True)
+        step_s_of_strategy(job, machines, strategy, framework=framework, replay=replay) for replay in (False, True)
     )
     assert closed == pytest.approx(played, rel=0.015)
 
@@ -250,7 +250,7 @@ def test_a_lead_is_carried_between_passes_whose_gathers_wait_for_the_host(
     job = mofa.load_workload(name, overrides={"batch": {"global_batch": batch[0], "seq_len": batch[1]}})
     machines, framework = mofa.load_cluster("h100-hgx", gpus).on_hosts("shared"), mofa.load_framework("torchtitan")
     closed, played = (
-        estimated_step_s(job, machines, strategy, framework=framework, replay=replay) for replay in (False, True)
+        step_s_of_strategy(job, machines, strategy, framework=framework, replay=replay) for replay in (False, True)
     )
     assert closed == pytest.approx(played, rel=0.02)
 
@@ -279,7 +279,7 @@ def test_a_host_that_exchanges_hold_has_no_lead(
     changes = {"model": {"num_layers": layers}, "batch": {"global_batch": batch[0], "seq_len": batch[1]}}
     job, machines = mofa.load_workload(name, overrides=changes), mofa.load_cluster(cluster, gpus)
     closed, played = (
-        estimated_step_s(job, machines, strategy, framework=mofa.load_framework(framework), replay=replay)
+        step_s_of_strategy(job, machines, strategy, framework=mofa.load_framework(framework), replay=replay)
         for replay in (False, True)
     )
     assert closed == pytest.approx(played, rel=0.015)
@@ -306,7 +306,7 @@ def test_what_the_device_waits_for_beside_its_host(
     job, machines = mofa.load_workload(name, overrides=model), mofa.load_cluster(cluster, gpus)
     framework = mofa.load_framework("torchtitan", overrides=changes)
     closed, played = (
-        estimated_step_s(job, machines, strategy, framework=framework, replay=replay) for replay in (False, True)
+        step_s_of_strategy(job, machines, strategy, framework=framework, replay=replay) for replay in (False, True)
     )
     assert closed == pytest.approx(played, rel=apart)
 
@@ -324,7 +324,7 @@ def test_a_queue_that_grows_in_every_layer_is_waited_for(
     framework = mofa.load_framework("fsdp1", overrides=REPLICAS)
     machines, strategy = mofa.load_cluster(cluster, gpus), f"dp={gpus} micro_batch=1"
     closed, played = (
-        estimated_step_s(job, machines, strategy, framework=framework, replay=replay) for replay in (False, True)
+        step_s_of_strategy(job, machines, strategy, framework=framework, replay=replay) for replay in (False, True)
     )
     assert closed == pytest.approx(played, rel=0.03)
 

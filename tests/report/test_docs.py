@@ -13,7 +13,7 @@ import pytest
 
 import mofa
 from mofa.cost.breakdown import HIDDEN_COMPONENTS, MEMORY_COMPONENTS
-from mofa.plan.schema import json_schema
+from mofa.plan.schema import json_output_schema
 from mofa.plan.step_parts import TIME_COMPONENTS
 from mofa.replay.time.pipeline import CAUSES
 from mofa.report.measured_runs import with_renewed_tables
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_every_field_is_documented() -> None:
     text = (ROOT / "docs" / "json.md").read_text()
-    fields = {field for definition in json_schema()["$defs"].values() for field in definition["properties"]}
+    fields = {field for definition in json_output_schema()["$defs"].values() for field in definition["properties"]}
     assert [field for field in sorted(fields | set(TIME_COMPONENTS)) if f"`{field}`" not in text] == []
 
 

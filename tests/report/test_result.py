@@ -11,7 +11,7 @@ from pydantic import ValidationError
 import mofa
 from mofa.plan.memory import Memory, StageMemory
 from mofa.plan.result import Plan, PlanReport, plans_to_frame
-from mofa.plan.schema import json_schema
+from mofa.plan.schema import json_output_schema
 from mofa.plan.step_band import Band
 from mofa.plan.step_parts import TIME_COMPONENTS
 from mofa.plan.summary import USUAL_COLUMNS
@@ -215,7 +215,7 @@ def test_every_field_of_the_schema_is_described() -> None:
         "WorkloadSummary",
     }
     for name in own:
-        for field, schema in json_schema()["$defs"][name]["properties"].items():
+        for field, schema in json_output_schema()["$defs"][name]["properties"].items():
             assert "description" in schema or "$ref" in schema, f"{name}.{field}"
 
 

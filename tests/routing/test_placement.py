@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mofa.errors import SpecError
-from mofa.routing.balance.flow_density import max_density
+from mofa.routing.balance.flow_density import max_induced_density
 from mofa.routing.balance.place import PlacementAdaptationRule, asymmetric_placement, better_placement
 from mofa.routing.cayley import edges_by_color, second_eigenvalue
 from mofa.routing.placement import (
@@ -106,8 +106,8 @@ def test_greedy_replicas_are_the_least_maximum() -> None:
 def test_asymmetric_placement_balances_what_symmetric_does_not() -> None:
     """moe.md C.7: with known loads always balanced, where the symmetric placement is not (Zipf above 1)."""
     load = np.round(65536 * np.arange(1, 33) ** -1.5 / (np.arange(1, 33) ** -1.5).sum())
-    before = max_density(symmetric_placement(32, 8, 4).has_replica, load) / (load.sum() / 8)
-    after = max_density(asymmetric_placement(load, 8, 8).has_replica, load) / (load.sum() / 8)
+    before = max_induced_density(symmetric_placement(32, 8, 4).has_replica, load) / (load.sum() / 8)
+    after = max_induced_density(asymmetric_placement(load, 8, 8).has_replica, load) / (load.sum() / 8)
     assert before > 1.5 and after == pytest.approx(1.0, abs=1e-6)
 
 

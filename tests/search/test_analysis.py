@@ -14,9 +14,9 @@ from mofa.blocks.work import Attention, Gemm, GroupedGemm
 from mofa.cost.roofline import kernel_totals_by_kind, least_bytes_of_work
 from mofa.plan.result import Plan
 from mofa.search.analysis.analyse import resource_changes
-from mofa.search.analysis.near_runs import NEAREST, nearest_runs
+from mofa.search.analysis.near_runs import NEAREST, nearest_measured_runs
 from mofa.search.analysis.strategy_changes import strategy_changes
-from mofa.search.one_plan import estimated_step_s, plan_in_closed_form
+from mofa.search.one_plan import plan_in_closed_form, step_s_of_strategy
 from mofa.search.space import SpaceCombinations, combinations_of_space, default_space
 from mofa.search.space_constraints import SpaceConstraints
 from mofa.search.strategy_estimator import strategy_estimator
@@ -46,7 +46,7 @@ def machines() -> ClusterSpec:
 @pytest.mark.parametrize("resource", RESOURCES)
 def test_as_much_of_a_resource_changes_nothing(job: WorkloadSpec, machines: ClusterSpec, resource: str) -> None:
     same = cluster_with_resource(machines, resource, 1.0)
-    steps = [estimated_step_s(job, on, DENSE, framework=MEGATRON, replay=False) for on in (machines, same)]
+    steps = [step_s_of_strategy(job, on, DENSE, framework=MEGATRON, replay=False) for on in (machines, same)]
     assert steps[0] == pytest.approx(steps[1], rel=2e-5)  # rates of scaled curves have five digits
 
 
@@ -276,7 +276,7 @@ def test_torchtitan_shards_as_its_pipeline_lets_it(job: WorkloadSpec, machines: 
 
 
 def test_the_nearest_runs_differ_least(job: WorkloadSpec, machines: ClusterSpec) -> None:
-    runs = nearest_runs(job, machines, mofa.load_framework("megatron"), 0.0)
+    runs = nearest_measured_runs(job, machines, mofa.load_framework("megatron"), 0.0)
     counts = [len(run.differs_in) for run in runs]
     assert len(runs) == NEAREST and counts == sorted(counts) and counts[0] <= 1
     for same in set(counts):

@@ -57,7 +57,7 @@ def test_parts_share_no_block_and_leave_nothing_out(parts: int) -> None:
     job = JobAndMachines(workload(MODELS["moe"], seq_len=4096, global_batch=32), cluster(16), framework("megatron"))
     space = combinations_of_space(default_space(job.workload, job.cluster, job.framework), job.cluster, job.framework)
     legal = check_strategies(job, space).reason < 0
-    found = costing.split_into_parts(space, legal, parts)
+    found = costing.split_space_into_equal_parts(space, legal, parts)
     sets = len(space.degrees.option_sets)
     assert len(found) <= parts * sets and (parts == 1 or len(found) > sets)
     each = legal.reshape(-1, len(space.recompute)).any(axis=1)

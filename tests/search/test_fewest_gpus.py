@@ -20,7 +20,7 @@ from mofa.search.space import (
     combinations_table,
     constrain_space,
     default_space,
-    with_options_as_given,
+    with_first_option_set,
 )
 from mofa.search.to_plan.builder import CandidatePlan, margin_bytes
 from mofa.specs.model import ModelSpec
@@ -48,7 +48,7 @@ def fits_on(job: JobAndMachines, num_gpus: int, maximum: dict[str, int]) -> bool
     here = JobAndMachines(job.workload, job.cluster.model_copy(update={"num_gpus": num_gpus}), job.framework)
     space = default_space(here.workload, here.cluster, here.framework)
     space = constrain_space(space, fix={}, maximum=maximum, with_=(), without=())
-    table = combinations_table(with_options_as_given(space), here.cluster, here.framework)
+    table = combinations_table(with_first_option_set(space), here.cluster, here.framework)
     table = table.select_rows((check_strategies(here, table).reason < 0) & (table.recompute_layers != SOLVED))
     if len(table) == 0:
         return False

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import mofa
-from mofa.search.one_plan import _candidate, estimated_step_s
+from mofa.search.one_plan import _candidate, step_s_of_strategy
 from mofa.specs.from_mapping import spec_from_mapping
 from mofa.specs.run import RunSpec
 from mofa.specs.run_files import resolve_run
@@ -95,7 +95,7 @@ def qwen3_235b_step_s(folder: Path, degrees: dict[str, object], micro: int, host
     }  # fmt: skip
     workload, cluster, framework, strategy = resolve_run(spec_from_mapping(RunSpec, run, "case"), folder)
     cluster = cluster.with_host_speed(host_op_s, "as the fastest one")
-    return estimated_step_s(workload, cluster, strategy, framework=framework, replay=micro == 1)
+    return step_s_of_strategy(workload, cluster, strategy, framework=framework, replay=micro == 1)
 
 
 def test_qwen3_235b_differs_by_its_degrees_as_measured(tmp_path: Path) -> None:

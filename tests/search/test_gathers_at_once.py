@@ -15,8 +15,8 @@ from mofa.search.space import (
     SOLVED,
     combinations_table,
     default_space,
-    gathers_needlessly_at_once,
-    with_options_as_given,
+    gathers_at_once_without_gain,
+    with_first_option_set,
 )
 from mofa.specs.strategy import FrameworkOptions
 
@@ -31,7 +31,7 @@ ROWS = 1_500
 )
 def test_only_1f1b_may_gain(name: str, cluster: str, gpus: int) -> None:
     job, machines = mofa.load_workload(name), mofa.load_cluster(cluster, gpus)
-    space = with_options_as_given(default_space(job, machines, MEGATRON))
+    space = with_first_option_set(default_space(job, machines, MEGATRON))
     table = combinations_table(space, machines, MEGATRON)
     legal = check_strategies(JobAndMachines(job, machines, MEGATRON), table).reason < 0
     rows = np.flatnonzero(legal & (table.recompute_layers != SOLVED))
@@ -44,7 +44,7 @@ def test_only_1f1b_may_gain(name: str, cluster: str, gpus: int) -> None:
     assert np.array_equal(beside.device_bytes, at_once.device_bytes)
     both = replace(space, options=(FrameworkOptions(), AT_ONCE))
     chosen = np.ones(len(table), dtype=np.int64)
-    needless = gathers_needlessly_at_once(both, chosen, table.tp, table.pp, table.vpp, gpus)
+    needless = gathers_at_once_without_gain(both, chosen, table.tp, table.pp, table.vpp, gpus)
     assert needless.any() and np.all(at_once.step_s[needless] >= beside.step_s[needless] * (1.0 - 1e-12))
     assert np.any(at_once.step_s[~needless] < 0.98 * beside.step_s[~needless])
 

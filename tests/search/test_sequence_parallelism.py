@@ -11,7 +11,7 @@ import mofa
 from mofa.cost.estimate import estimate_table
 from mofa.search.job_setup import routing_loads_by_ep
 from mofa.search.legality.masks import JobAndMachines, check_strategies
-from mofa.search.space import SOLVED, combinations_table, constrain_space, default_space, with_options_as_given
+from mofa.search.space import SOLVED, combinations_table, constrain_space, default_space, with_first_option_set
 from mofa.specs.strategy import StrategyTable
 
 MEGATRON = mofa.load_framework("megatron")
@@ -21,7 +21,7 @@ ROWS = 400
 def random_rows(name: str, gpus: int) -> tuple[mofa.WorkloadSpec, mofa.ClusterSpec, StrategyTable]:
     job, machines = mofa.load_workload(name), mofa.load_cluster("h100-hgx", gpus)
     space = constrain_space(default_space(job, machines, MEGATRON), fix={"sp": True}, maximum={}, with_=(), without=())
-    table = combinations_table(with_options_as_given(space), machines, MEGATRON)
+    table = combinations_table(with_first_option_set(space), machines, MEGATRON)
     legal = check_strategies(JobAndMachines(job, machines, MEGATRON), table).reason < 0
     rows = np.flatnonzero(legal & (table.recompute_layers != SOLVED) & (table.tp > 1))
     return job, machines, table.select_rows(np.sort(np.random.default_rng(0).choice(rows, ROWS, replace=False)))

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from mofa.measure.records import RunRecord, read_records
-from mofa.search.one_plan import estimated_step_s
+from mofa.search.one_plan import step_s_of_strategy
 from mofa.validate.hosts import read_machine_hosts, small_op_s_of_run
 from mofa.validate.reference import ReferenceRun, measured_reference_runs
 
@@ -24,7 +24,7 @@ def off(reference: ReferenceRun, record: RunRecord) -> float:
     workload, cluster, framework, strategy = replace(reference, host_op_s=found[0]).resolved_specs()
     measured_s = record.measured.step_time_s
     assert measured_s is not None
-    return estimated_step_s(workload, cluster, strategy, framework=framework) / measured_s - 1
+    return step_s_of_strategy(workload, cluster, strategy, framework=framework) / measured_s - 1
 
 
 def test_only_the_host_takes_time() -> None:

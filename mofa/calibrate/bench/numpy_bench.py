@@ -22,7 +22,7 @@ class NumpyBench:
         self.samples = samples
         self._random = np.random.default_rng(0)
 
-    def measure(self, case: Case) -> Sample:
+    def time_case(self, case: Case) -> Sample:
         """Median of a few calls. [s]"""
         call = self._call(case)
         times = []

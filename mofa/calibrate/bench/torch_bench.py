@@ -43,16 +43,16 @@ class TorchBench:
         self._memory = MemoryBoundCalls(self.pool)
         self._beside_held = LayersBesideHeldMultiprocessors(self.clock)
 
-    def measure(self, case: Case) -> Sample:
+    def time_case(self, case: Case) -> Sample:
         """Time one case; `UnsupportedCase` where this torch or this device cannot run it."""
         try:
-            return self._measure(case)
+            return self._time_case(case)
         except (RuntimeError, TypeError, ValueError, AttributeError) as error:
             if self.device == "cuda":
                 torch.cuda.synchronize()
             raise UnsupportedCase(f"{type(error).__name__}: {str(error).splitlines()[0][:160]}") from error
 
-    def _measure(self, case: Case) -> Sample:
+    def _time_case(self, case: Case) -> Sample:
         if case.family in (*TE_BF16_FAMILIES, TE_THROTTLED):
             return te_bf16_sample(case, self.pool, self.clock)
         if case.family == "host":

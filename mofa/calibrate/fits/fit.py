@@ -15,7 +15,7 @@ from mofa.calibrate.fits.fitted_curves import CurveFit, DeviceCurveFits
 from mofa.calibrate.fits.host_optimizer import host_optimizer_rates
 from mofa.calibrate.fits.loaded_clocks import (
     attention_clock_exponents,
-    clock_dependent_shares,
+    clock_dependent_time_shares,
     clock_exponents,
     full_clock_product_rates,
     is_at_full_clock,
@@ -26,7 +26,7 @@ from mofa.calibrate.fits.loaded_clocks import (
 from mofa.calibrate.fits.ratios import (
     copy_bandwidths,
     overlap_slowdown,
-    overlap_time_ratios,
+    overlapped_over_alone_time,
     slowdown_by_held_multiprocessors,
     sustained_rate_ratios,
 )
@@ -103,11 +103,12 @@ def fit_curves(
         clocks=sustained_clock_ratios(loaded), full_load_flops=full_clock_product_rates(loaded),
         memory_clock=memory_bound_clock_ratio(rows_of("sustained"), partial(memory_time_between_products_s, streams)),
         clock_powers=clock_exponents(loaded) | attention_clock_exponents(behind),
-        clock_shares=clock_dependent_shares(behind), host_s={r.case.op: r.sample.median_s for r in by.get("host", [])},
+        clock_shares=clock_dependent_time_shares(behind), overlap=overlapped_over_alone_time(by.get("overlap", [])),
+        host_s={r.case.op: r.sample.median_s for r in by.get("host", [])},
         modules=module_times_over_small_layer(HostTimesOverSmallLayer.from_rows(by.get("te_host", []))),
         layer_in_small_ops=layer_time_over_small_op(by.get("te_host", [])),
         copy_bytes_per_s=copy_rates, host_optimizer=host_optimizer_rates(by.get(HOST_OPTIMIZER, [])),
-        overlap=overlap_time_ratios(by.get("overlap", [])), overlap_slowdown=overlap_slowdown(by.get("overlap", [])),
+        overlap_slowdown=overlap_slowdown(by.get("overlap", [])),
         slowdown_by_held_multiprocessors=slowdown_by_held_multiprocessors(by.get(HELD_MULTIPROCESSORS, [])),
     )  # fmt: skip
 

@@ -113,13 +113,14 @@ class LatentAttentionSmallOps:
     rope: float
     """The rotation of queries or of keys, forward."""
     rope_back: float
-    """The same back."""
+    """Of one rotation's backward. [small ops]"""
     own: float
     """The Python around them, forward."""
 
 
-def latent_attention_small_ops(segments: Iterable[LayerSegment]) -> LatentAttentionSmallOps | None:
-    """Of a dense model with one projection of queries, whose linears take what they do in the mean of its layers.
+def latent_attention_time_in_small_ops(segments: Iterable[LayerSegment]) -> LatentAttentionSmallOps | None:
+    """Host times of latent attention's parts over that of one small op: of a dense model with one projection of
+    queries, whose linears take what they do in the mean of its layers.
 
     Two of four linears of a layer and one of its two linears with a norm make queries, keys and values; the other
     linears are the projection behind attention and the MLP's. None without such a run.
@@ -129,7 +130,7 @@ def latent_attention_small_ops(segments: Iterable[LayerSegment]) -> LatentAttent
     >>> def timed(part, ops):
     ...     return LayerSegment("mla-dense", "bf16", 0, "none", 1e-6, part, True, False, 2.0, 2e-6 * ops)
     >>> parts = {PROJECTIONS: 90.0, "linear": 15.0, "norm_linear": 20.0, **dict.fromkeys((*ROPES, *ROPES_BACK), 10.0)}
-    >>> latent_attention_small_ops([timed(part, ops) for part, ops in parts.items()])
+    >>> latent_attention_time_in_small_ops([timed(part, ops) for part, ops in parts.items()])
     LatentAttentionSmallOps(rope=10.0, rope_back=10.0, own=20.0)
     """
     later = [segment for segment in segments if segment.experts == 0 and not segment.in_first_micro_batch]

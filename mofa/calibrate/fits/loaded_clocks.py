@@ -106,7 +106,7 @@ def clock_exponents(rows: Sequence[Row]) -> dict[str, float]:
     return {name: max(float(np.median(values)), 0.0) for name, values in sorted(powers.items()) if values}
 
 
-def clock_dependent_shares(rows: Sequence[Row]) -> dict[str, float]:
+def clock_dependent_time_shares(rows: Sequence[Row]) -> dict[str, float]:
     """By stream curve: the share of its time at full clock that grows as the clock falls, behind products.
 
     The median over an op's shapes of the least squares over its loads.

@@ -12,7 +12,7 @@ import numpy as np
 from mofa.calibrate.fits.fitted_curves import CurveFit, DeviceCurveFits
 from mofa.calibrate.fits.folder import bundled_gpu_and_node_of_device, rows_and_curve_fits_of_folder
 from mofa.calibrate.fits.host_optimizer import host_optimizer_facts
-from mofa.calibrate.fits.te_host_facts import layer_host_facts, module_host_facts
+from mofa.calibrate.fits.te_host_facts import module_host_facts, small_layer_host_facts
 from mofa.calibrate.shapes.routed import OPS as ROUTED_OPS
 from mofa.calibrate.shapes.te_fp8 import CASTS as FP8_CASTS
 from mofa.calibrate.shapes.te_fp8 import MAIN_CAST
@@ -340,7 +340,7 @@ def host_facts_of_curves(base: dict[str, Any], curves: DeviceCurveFits, source: 
     if curves.modules and curves.layer_in_small_ops is not None:
         op_s = parse_quantity(made["eager_op_s"]["value"], "s")
         layer = SmallLayerTime(*(times * op_s for times in curves.layer_in_small_ops))
-        made |= layer_host_facts(layer, f"{source}: over the small op of the same moments")
+        made |= small_layer_host_facts(layer, f"{source}: over the small op of the same moments")
         words = f"{source}: of a chain, or of a layer more, over the small layer beside it"
         made["modules"] = {**made.get("modules", {}), **module_host_facts(curves.modules, layer, words)}
     if optimizer := host_optimizer_facts(curves.host_optimizer, source):

@@ -32,8 +32,8 @@ def copy_bandwidths(rows: Sequence[Row]) -> dict[str, float]:
     return rates
 
 
-def overlap_time_ratios(rows: Sequence[Row]) -> dict[str, float]:
-    """Median over sizes of the time beside the other over the time alone."""
+def overlapped_over_alone_time(rows: Sequence[Row]) -> dict[str, float]:
+    """Time of a collective or product beside the other over its time alone, by op: the median over sizes. [-]"""
     times = {(r.case.op, r.case.shape_text, r.case.variant): r.sample.median_s for r in rows}
     ratios: dict[str, list[float]] = {}
     for (op, shape, variant), time_s in times.items():

@@ -86,7 +86,7 @@ def forward_time_in_layer_over_chain(times: HostTimesOverSmallLayer, dtype: str 
 
 
 def backward_time_in_layer_over_chain(times: HostTimesOverSmallLayer) -> float:
-    """The same back: a dense layer's backward over its modules' chains. [-]"""
+    """A dense layer's backward on autograd's thread, over the backwards of chains of its modules. [-]"""
     layer, plain = times.time_per_added_layer(DENSE, "backward"), times.median_time_of_op("silu", "bwd")
     chains = {CALLED[name][0]: number for name, number in DENSE_LAYER.items()}
     alone = [
@@ -482,7 +482,7 @@ def module_host_facts(
     }
 
 
-def layer_host_facts(layer: SmallLayerTime, source: str) -> dict[str, dict[str, Any]]:
+def small_layer_host_facts(layer: SmallLayerTime, source: str) -> dict[str, dict[str, Any]]:
     """A layer's times as a profile holds them."""
     return {
         f"layer_{direction}": {"value": f"{seconds * 1e6:.4g} us", "provenance": "measured", "source": source}

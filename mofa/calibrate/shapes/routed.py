@@ -31,7 +31,7 @@ READ_AGAIN = {"gather_copies": 2.0 / COPIES}
 
 
 def top_k_of_op(op: str) -> int:
-    """Experts of a token of a product with its scores.
+    """Experts per token (top-k) that the name of a case's op says.
 
     Examples
     --------

@@ -78,7 +78,7 @@ def _today(
 ) -> dict[str, Any]:  # fmt: skip
     """The job of a saved result as this version says it."""
     from mofa.cli.parse import parse_host_issue, parse_overrides
-    from mofa.cli.same_job import estimate_json_of_same_job
+    from mofa.cli.same_job import reestimate_saved_result
     from mofa.errors import SpecError
     from mofa.search.workers import usable_cores
 
@@ -89,7 +89,7 @@ def _today(
         raise SpecError(f"--set {others[0]}: the result says it; --set is of hardware here")
     where, result = saved
     host_issue_s = parse_host_issue(host_issue, overrides, host)
-    return estimate_json_of_same_job(
+    return reestimate_saved_result(
         where, result, cluster, overrides, host_issue_s, memory_limit, jobs or usable_cores()
     )
 

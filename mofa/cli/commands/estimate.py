@@ -113,7 +113,7 @@ def estimate(
         if spares is not None:
             from mofa.search.long_run.spare_nodes import without_spares
 
-            asked = [job._replace(cluster=long_run.with_spare_nodes_beside(job.cluster, spares)) for job in asked]
+            asked = [job._replace(cluster=long_run.with_outside_spare_nodes(job.cluster, spares)) for job in asked]
             for job in asked:
                 without_spares(job.cluster, long_run.parse_spares(spares)[0], "--spares")
         estimates = [

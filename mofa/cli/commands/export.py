@@ -59,13 +59,13 @@ def export(
     import mofa
     from mofa.cli.numbers import count_gpus, parse_file_and_plan_number
     from mofa.errors import SpecError
-    from mofa.export.entry import job_writers, load_numbered_result
+    from mofa.export.entry import job_file_makers, load_numbered_result
     from mofa.specs.files import did_you_mean
     from mofa.specs.write_files import check_writable
 
-    if to not in job_writers():
+    if to not in job_file_makers():
         what = f"{to}: is no framework that jobs are written for" if to else "is missing: say for which framework"
-        raise SpecError(f"--to {what}; {did_you_mean(to or '', job_writers())}")
+        raise SpecError(f"--to {what}; {did_you_mean(to or '', job_file_makers())}")
     if out is not None:
         check_writable(out, directory=True)
     options: dict[str, Any] = {

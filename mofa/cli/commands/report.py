@@ -113,11 +113,11 @@ def report(
 def _check_target(to: str | None) -> None:
     """Refuse a framework that no jobs are written for, before the search."""
     from mofa.errors import SpecError
-    from mofa.export.entry import job_writers
+    from mofa.export.entry import job_file_makers
     from mofa.specs.files import did_you_mean
 
-    if to is not None and to not in job_writers():
-        raise SpecError(f"--to {to}: is no framework that jobs are written for; {did_you_mean(to, job_writers())}")
+    if to is not None and to not in job_file_makers():
+        raise SpecError(f"--to {to}: is no framework that jobs are written for; {did_you_mean(to, job_file_makers())}")
 
 
 def _job(

@@ -11,7 +11,7 @@ def schema() -> None:
     import json
     import sys
 
-    from mofa.plan.schema import json_schema
+    from mofa.plan.schema import json_output_schema
 
-    json.dump(json_schema(), sys.stdout, indent=2, ensure_ascii=False)
+    json.dump(json_output_schema(), sys.stdout, indent=2, ensure_ascii=False)
     sys.stdout.write("\n")

@@ -45,7 +45,7 @@ def forward_and_backward_pass_times(cost: BlockCost, combination: int = 0) -> tu
     return forward, backward
 
 
-def times_of_fastest_peer(
+def pass_times_of_fastest_peer(
     times: tuple[BlockPassTime, BlockPassTime], cluster: ClusterSpec, ranks: int
 ) -> tuple[BlockPassTime, BlockPassTime]:
     """Times of device and host, of the fastest of so many hosts whose devices exchange tensors in each layer.

@@ -177,7 +177,8 @@ def flat_buffers(
     framework: FrameworkSpec, spec: RankSpec, params: tuple[ParameterTensor, ...], weights: tuple[WeightBytes, ...],
     fp8_recipe: str = "",
 ) -> tuple[FlatBuffer, ...]:  # fmt: skip
-    """The bytes of Megatron's buffers; without the distributed optimizer parameters stay where they are."""
+    """Megatron's flat buffers of a rank, with the bytes of their parameters and gradients; without
+    the distributed optimizer parameters stay where they are."""
     if not spec.gradients.has_flat_buffers:
         return ()
     out = []

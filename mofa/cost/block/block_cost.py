@@ -14,7 +14,7 @@ from mofa.blocks.build import BlockTapes
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import FloatK, any_true, broadcast_to_combinations, maximum, stack_rows, where
 from mofa.blocks.float8 import float8_linears
-from mofa.blocks.fp8 import FP8_RECIPES, layer_recipe
+from mofa.blocks.fp8 import FP8_RECIPES, fp8_recipe_of_layers
 from mofa.blocks.tapes import layer_label, model_tapes
 from mofa.blocks.work import Format
 from mofa.cost.block.costs import BlockCost, BlockCosts, BlockMemories, BlockTimer, EqualWeightsOfOp, WeightsByBlock
@@ -121,7 +121,7 @@ def block_context_and_process_groups(
     load = loads.load_columns(table.ep, table.balancing)
     time_ratio, memory_ratio = _plain(load.slowest_rows_over_mean), _plain(load.quantile_rows_over_mean)
     element: int = 2
-    recipe = FP8_RECIPES.get(layer_recipe(workload, framework))
+    recipe = FP8_RECIPES.get(fp8_recipe_of_layers(workload, framework))
     gemm_format: Format = recipe.product if recipe and framework.library else "bf16"
     if mode.precision == "uniform" and workload.precision.params == "fp32":
         element, gemm_format = 4, "fp32"
@@ -168,7 +168,7 @@ def _unseen(
 
     Both are 0 where experts have no products of their own.
     """
-    if not framework.multiplies_by_expert:
+    if not framework.has_kernel_per_expert:
         return np.zeros(len(table)), np.zeros(len(table))
     chunks = workload.batch.global_batch / (table.dp * table.micro_batch * table.pp)
     moe = workload.model.moe
@@ -242,7 +242,7 @@ def block_costs(
 
     def large() -> ArrayK:
         """The sizes of weights, and the largest activation of a layer: the ends of the model have larger ones."""
-        sizes = np.zeros((0, num_k)) if framework.shards_params else 2.0 * weights.largest_and_frequent_sizes
+        sizes = np.zeros((0, num_k)) if framework.shards_params else 2.0 * weights.largest_and_commonest_weight_params
         return np.concatenate([sizes, broadcast_to_combinations(known.largest_activation, num_k)[None]])
 
     phases = BlockTimer(tapes, machine, None if drop else known.known_times)

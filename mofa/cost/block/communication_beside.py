@@ -18,7 +18,7 @@ from mofa.cost.kernels.computing_slowdown import collective_slowdown
 HIDDEN = ("tp", "cp", "ep", "pp", "dp")
 
 
-class SentBeside(NamedTuple):
+class CommunicationOfFamily(NamedTuple):
     """A family that communicates: its seconds, what computing loses per second that it runs beside, and its seconds on
     other streams than computing's. (K,) [s, -, s]"""
 
@@ -28,7 +28,7 @@ class SentBeside(NamedTuple):
 
 
 def exposed_and_hidden_with_loss(
-    alone: dict[str, FloatK], sent: Mapping[str, SentBeside], regained: dict[str, FloatK]
+    alone: dict[str, FloatK], sent: Mapping[str, CommunicationOfFamily], regained: dict[str, FloatK]
 ) -> tuple[dict[str, FloatK], dict[str, FloatK]]:
     """What is exposed, with what computing loses by communication beside it, and what is hidden. (K,) each [s]"""
     exposed = dict(alone)
@@ -50,8 +50,10 @@ def exposed_and_hidden_with_loss(
     return exposed, hidden
 
 
-def sent_beside(tape: Tape, seconds: list[FloatK], machine: OpTimingMachine) -> dict[str, SentBeside]:
-    """What each family that communicates takes, and what computing loses beside it.
+def communication_by_family(
+    tape: Tape, seconds: list[FloatK], machine: OpTimingMachine
+) -> dict[str, CommunicationOfFamily]:
+    """Seconds of each family of ops that communicates, and what computing loses beside it.
 
     A collective takes a few multiprocessors and some bandwidth
     (:func:`mofa.cost.kernels.computing_slowdown.collective_slowdown`). A memory-bound kernel on another stream takes
@@ -66,7 +68,7 @@ def sent_beside(tape: Tape, seconds: list[FloatK], machine: OpTimingMachine) -> 
                 aside[op.family] = aside[op.family] + took
                 lost[op.family] = lost[op.family] + computing_slowdown(op, machine) * took
     return {
-        name: SentBeside(sent_s, lost[name] / maximum(aside[name], 1e-12), aside[name])
+        name: CommunicationOfFamily(sent_s, lost[name] / maximum(aside[name], 1e-12), aside[name])
         for name, sent_s in sent.items()
         if any_true(sent_s)
     }
@@ -82,7 +84,7 @@ def computing_slowdown(op: Op, machine: OpTimingMachine) -> FloatK:
     return 1.0 if isinstance(op.work, MemoryBound) else machine.cluster.gpu.curves.overlap_slowdown.value
 
 
-def largest_slowdown(sent: Mapping[str, SentBeside]) -> FloatK:
+def largest_slowdown(sent: Mapping[str, CommunicationOfFamily]) -> FloatK:
     """What computing loses per second beside the family that slows it down most. (K,) or of all [-]"""
     largest: FloatK = 0.0
     for family in sent.values():
@@ -110,11 +112,12 @@ def queued_s(ops: tuple[Op, ...], seconds: list[FloatK], machine: OpTimingMachin
     return world
 
 
-def wait_in_queue(
+def lengthen_by_busy_communicator(
     ops: tuple[Op, ...], seconds: list[FloatK], queued: FloatK,
-    of_compute: tuple[dict[str, FloatK], dict[str, FloatK], dict[str, FloatK]], sent: Mapping[str, SentBeside],
+    of_compute: tuple[dict[str, FloatK], dict[str, FloatK], dict[str, FloatK]],
+    sent: Mapping[str, CommunicationOfFamily],
 ) -> FloatK:  # fmt: skip
-    """Give a repetition the time that it takes in the long run, where a communicator is busy for ``queued`` s of it.
+    """Lengthen a repetition to what it takes in the long run, where a communicator is busy for ``queued`` s of it.
 
     Where all that communicates is beside computing, computing loses by all of it: a repetition takes what the compute
     stream does and loses. If a communicator takes longer, it is never idle, and sets the time alone: what is waited for
@@ -149,7 +152,7 @@ def wait_in_queue(
 
 
 def _computed_and_lost_s(
-    ops: tuple[Op, ...], seconds: list[FloatK], alone: dict[str, FloatK], sent: Mapping[str, SentBeside]
+    ops: tuple[Op, ...], seconds: list[FloatK], alone: dict[str, FloatK], sent: Mapping[str, CommunicationOfFamily]
 ) -> tuple[FloatK, FloatK]:
     """What a compute stream takes that waits for no family of ``sent``, and what it loses beside all that these send.
     (K,) each [s]"""

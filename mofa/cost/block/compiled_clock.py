@@ -216,7 +216,7 @@ class CompiledStreamClocks:
 
     @property
     def regained(self) -> dict[str, FloatK]:
-        """What waits gave back in this repetition, by family. (K,) each [s]"""
+        """What waits gave back of computing's loss in this repetition, by family. (K,) each [s]"""
         return dict(zip(self.tape.families, self._rows("regained")[1:-1].copy(), strict=True))
 
     def with_host_ahead(self, ahead_s: float) -> CompiledStreamClocks:

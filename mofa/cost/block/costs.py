@@ -27,8 +27,8 @@ from mofa.cost.block.liveness import (
     EXPERT_GRADIENTS,
     BlockMemory,
     block_memories,
-    most_alive_from_accumulation,
     nccl_freed_bytes_and_launches,
+    peak_bytes_from_accumulation,
     watchdog_held_bytes,
 )
 from mofa.cost.block.tape_clock import TapeTime, time_per_tape_repetition, times_of_backward_halves
@@ -176,15 +176,15 @@ class BlockCost:
         return self.memories.memory_of(self.blocks)
 
     @cached_property
-    def peak_from_expert_gradients(self) -> ArrayK:
+    def peak_bytes_from_expert_gradients(self) -> ArrayK:
         """The most alive of its last block from the op on that makes the experts' fp32 gradients, a group of their
         own. (len(KINDS), K) [B]"""
-        return most_alive_from_accumulation(self.blocks[-1], EXPERT_GRADIENTS, self.memories.num_k)
+        return peak_bytes_from_accumulation(self.blocks[-1], EXPERT_GRADIENTS, self.memories.num_k)
 
     @cached_property
-    def peak_from_block_gradients(self) -> ArrayK:
-        """The same from the op on that makes the fp32 gradients of the block's own group. (len(KINDS), K) [B]"""
-        return most_alive_from_accumulation(self.blocks[-1], BLOCK_GRADIENTS, self.memories.num_k)
+    def peak_bytes_from_block_gradients(self) -> ArrayK:
+        """The most alive from the op on that makes the fp32 gradients of the block's own group. (len(KINDS), K) [B]"""
+        return peak_bytes_from_accumulation(self.blocks[-1], BLOCK_GRADIENTS, self.memories.num_k)
 
     @cached_property
     def nccl_freed_bytes_and_launches(self) -> ArrayK:
@@ -252,8 +252,9 @@ class WeightsByBlock:
     num_k: int
 
     @cached_property
-    def largest_and_frequent_sizes(self) -> ArrayK:
-        """The largest weight of a layer, then the sizes that most parameters of a layer are in. (1 + SIZES, K)"""
+    def largest_and_commonest_weight_params(self) -> ArrayK:
+        """Of the largest weight of a layer, then of the sizes that most parameters of a layer are in. (1 + SIZES, K)
+        [params]"""
         largest = self.params_of_each_weight[: sum(map(len, self.layers))].max(axis=0)
         alike = self.params_of_each_weight[:, None] == self.params_of_each_weight[None]
         total = np.einsum("vwk,wk->vk", alike, self.params_of_each_weight * self.number_of_each_weight)
@@ -348,9 +349,9 @@ class BlockCosts:
         """The block costs where kernels that are loaded take the host's lead in all passes: only times differ."""
         return self._on(replace(self.machine, host_lead_lost=True), self.embedding.phases.known_times)
 
-    def with_device_waits(self, idle: float) -> BlockCosts:
-        """The block costs on a device that waits for a share of the time besides: only times differ."""
-        return self._on(self.machine.with_device_waits(idle), self.embedding.phases.known_times)
+    def with_idle_fraction(self, idle_fraction: float) -> BlockCosts:
+        """The block costs on GPUs that wait for a share of the time beside their ops: only times differ."""
+        return self._on(self.machine.with_idle_fraction(idle_fraction), self.embedding.phases.known_times)
 
     def at_pace(self, pace: PaceFactors) -> BlockCosts:
         """The block costs on GPUs of a pace of their own: only times differ."""

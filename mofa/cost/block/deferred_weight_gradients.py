@@ -15,7 +15,7 @@ from mofa.blocks.build import BlockTapes
 from mofa.blocks.elementwise import stack_rows, where
 from mofa.blocks.lifetimes import BlockLifetimes
 from mofa.blocks.op import KINDS, Tape
-from mofa.cost.block.liveness import BLOCK_GRADIENTS, bytes_gone_as_gradients_are_made
+from mofa.cost.block.liveness import BLOCK_GRADIENTS, bytes_freed_as_gradients_are_made
 
 ArrayK = NDArray[np.float64]
 
@@ -97,7 +97,7 @@ def _alive(forward: Tape, inputs: Tape, weights: Tape, num_k: int) -> SplitBackw
     made = next((n for n, op in enumerate(ops) if n >= behind and op.name == BLOCK_GRADIENTS), len(ops) - 1)
     end_kinds = np.array([(there[made] * (kind == of)) @ sizes for of in range(len(KINDS))])
     end_kinds[KINDS.index("scratch")] += scratch[made]
-    end_kinds[KINDS.index("grad")] -= bytes_gone_as_gradients_are_made(
+    end_kinds[KINDS.index("grad")] -= bytes_freed_as_gradients_are_made(
         lifetimes.first_backward_op + made, intervals, sizes,
         {name: tensor.weight for name, tensor in weights.tensors.items()}, forward.ops,
     )  # fmt: skip

@@ -38,7 +38,7 @@ from mofa.cost.kernels.slowest_gpu import (
     PaceSpread,
     StragglerFractions,
     expected_slowest,
-    expected_slowest_of_each,
+    expected_slowest_of_gpu_counts,
     waiting_fraction,
 )
 from mofa.cost.kernels.token_spread import TokenSpread
@@ -61,8 +61,8 @@ AT_ONCE = 32_768
 
 
 @dataclass(frozen=True)
-class TimedOps:
-    """Seconds of ops that were timed already, where there are few combinations."""
+class TimedOpCache:
+    """A cache of the seconds of ops that were timed already, where there are few combinations."""
 
     works: dict[Hashable, tuple[Op, FloatK]] = field(default_factory=dict)
     """By :func:`_work_key`. [s]"""
@@ -93,20 +93,20 @@ class OpTimingMachine:
     """Ranks whose hosts wait for each other within every layer, of each combination; one where absent. (K,) [-]"""
     pace: PaceFactors | None = None
     """That of the GPUs, over a typical one's; the expected one of the slowest where absent. [-]"""
-    timed_ops: TimedOps = field(default_factory=TimedOps, repr=False, compare=False)
+    timed_ops: TimedOpCache = field(default_factory=TimedOpCache, repr=False, compare=False)
     """Shared by machines that differ in ``host_lead_lost`` alone."""
 
-    def with_device_waits(self, idle: float) -> OpTimingMachine:
-        """The machine, waiting for a share of the time besides what its tapes say."""
-        return replace(self, idle_fraction=idle, timed_ops=TimedOps(self.timed_ops.works, host=self.timed_ops.host))
+    def with_idle_fraction(self, idle: float) -> OpTimingMachine:
+        """The machine with GPUs that wait for a share of the time beside their ops, which the power limit makes up."""
+        return replace(self, idle_fraction=idle, timed_ops=TimedOpCache(self.timed_ops.works, host=self.timed_ops.host))
 
     def at_pace(self, pace: PaceFactors) -> OpTimingMachine:
         """The machine with GPUs of a pace of their own."""
-        return replace(self, pace=pace, timed_ops=TimedOps(self.timed_ops.works, host=self.timed_ops.host))
+        return replace(self, pace=pace, timed_ops=TimedOpCache(self.timed_ops.works, host=self.timed_ops.host))
 
     def on_hosts_of(self, cluster: ClusterSpec) -> OpTimingMachine:
         """The machine with the same GPUs, of a cluster whose hosts alone differ: devices take as long."""
-        return replace(self, cluster=cluster, timed_ops=TimedOps(self.timed_ops.works, self.timed_ops.device))
+        return replace(self, cluster=cluster, timed_ops=TimedOpCache(self.timed_ops.works, self.timed_ops.device))
 
     @cached_property
     def network_fabric(self) -> Fabric:
@@ -137,9 +137,9 @@ class OpTimingMachine:
         spread = PaceSpread.from_cluster(self.cluster)
         if self.num_gpus is None or self.num_k == 1:
             return expected_slowest(spread, self.cluster.num_gpus if self.num_gpus is None else int(self.num_gpus[0]))
-        return expected_slowest_of_each(spread, self.num_gpus)
+        return expected_slowest_of_gpu_counts(spread, self.num_gpus)
 
-    def slowdown_by_gpus_slow_in_turn(self, clock: FloatK) -> FloatK:
+    def slowdown_by_clock_swings(self, clock: FloatK) -> FloatK:
         """How much more power-limited kernels of a layer take because GPUs that meet in it are slow in turn. (K,) [-]
 
         At the limit each GPU's clock swings by itself within tens of milliseconds. Those that meet in a layer wait for
@@ -353,7 +353,7 @@ def _throttle(seconds: list[FloatK], ops: tuple[Op, ...], machine: OpTimingMachi
     busy = limit.mix_weight_beside_idle(machine.idle_fraction) if limit is not None and machine.idle_fraction else 1.0
     clock = 1.0 if memory is None else clock_at_power_draw(busy * _drawn(mix, seconds, ops, machine, memory.value**-2))
     work = busy * sum((products.share for products in mix), 0.0)
-    slowest = machine.slowest_gpu_slowdown[0] + machine.slowdown_by_gpus_slow_in_turn(clock)
+    slowest = machine.slowest_gpu_slowdown[0] + machine.slowdown_by_clock_swings(clock)
     for curve, rows, _ in mix:
         # where clocks were not read, the share of products and attention says how far it falls
         rate_fraction = (

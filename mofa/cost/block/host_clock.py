@@ -37,7 +37,7 @@ class ClockAdvance(NamedTuple):
     """Kernels that are launched, of which the host may be no more than :data:`QUEUE` ahead of its device. [-]"""
 
     def with_device_sooner(self, spared_s: ArrayN) -> ClockAdvance:
-        """The same where the device waits so much less for communication. [s]"""
+        """The advance where the device waits so much less for communication. [s]"""
         return self._replace(
             device_s=self.device_s - spared_s, device_behind_host_s=self.device_behind_host_s - spared_s
         )

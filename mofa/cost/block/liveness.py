@@ -101,7 +101,7 @@ def block_memories(blocks: Iterable[BlockTapes], num_k: int, large: ArrayK | Non
     return [next(memories) if block.intervals else _nothing(num_k, len(large)) for block in lifetimes]
 
 
-def most_alive_from_accumulation(block: BlockTapes, name: str, num_k: int) -> ArrayK:
+def peak_bytes_from_accumulation(block: BlockTapes, name: str, num_k: int) -> ArrayK:
     """What is alive at the op at which most is, from one of that ``name`` on to the end of a block's backward; nothing
     where it has none. (len(KINDS), K) [B]
 
@@ -115,7 +115,7 @@ def most_alive_from_accumulation(block: BlockTapes, name: str, num_k: int) -> Ar
     joined = _Joined.of([lifetimes], num_k)
     alive = joined.alive()[first:]
     tensors = {**block.forward.tensors, **block.backward.tensors}
-    gone_early = bytes_gone_as_gradients_are_made(
+    gone_early = bytes_freed_as_gradients_are_made(
         first, lifetimes.intervals, joined.sizes, {name: tensor.weight for name, tensor in tensors.items()},
         block.forward.ops,
     )  # fmt: skip
@@ -128,7 +128,7 @@ def most_alive_from_accumulation(block: BlockTapes, name: str, num_k: int) -> Ar
     return np.asarray(kinds)
 
 
-def bytes_gone_as_gradients_are_made(
+def bytes_freed_as_gradients_are_made(
     op_index: int, intervals: Sequence[AllocationInterval], sizes: ArrayK, weights: Mapping[str, str],
     forward_ops: Sequence[Op],
 ) -> ArrayK:  # fmt: skip

@@ -23,8 +23,9 @@ MOST_RANKS = 8
 
 
 @dataclass(frozen=True)
-class ScheduledLoads:
-    """Load of the ranks where tokens are scheduled over replicas in merged expert-parallel groups.
+class LoadsWithTokenScheduling:
+    """Routing load of ranks where token scheduling shares tokens out over replicas of experts, in merged
+    expert-parallel groups.
 
     ``slowest_rows_over_mean`` and ``quantile_rows_over_mean`` are rows of a rank over the mean [-].
     ``sent_bytes_over_mean`` is the busiest rank's tokens, sent or received, over those of a uniform exchange in the
@@ -60,7 +61,7 @@ class RoutingLoads:
 
     slowest_rows_over_mean: Mapping[int, float]
     quantile_rows_over_mean: Mapping[int, float]
-    scheduled_over_replicas: Mapping[int, ScheduledLoads] = field(default_factory=dict)
+    scheduled_over_replicas: Mapping[int, LoadsWithTokenScheduling] = field(default_factory=dict)
     sent_bytes_over_mean: Mapping[int, float] = field(default_factory=dict)
     """Bytes of the busiest rank's exchange over the mean, where rows are padded and bytes are not. [-]"""
     over_budget_fraction: Mapping[int, float] = field(default_factory=dict)

@@ -31,8 +31,8 @@ def expert_loop_issue_seconds(ops: Sequence[Op], seconds: Sequence[FloatK], issu
     ``d``, all loops together. The device begins ``h / R`` behind the host. It ends no sooner than the last loop's last
     op, ``d / R`` long, behind the end of the issue. Both hold if all that is issued ahead of the first op takes ``max(h
     / R, H + d / R - D)``; the rest of ``H`` comes behind the last op. Where the loops' products differ
-    (``GroupedGemm.uneven``), :func:`extra_wait_of_uneven_loops_s` comes on top: after some small ones the device has
-    caught up with the host, even where the loop as a whole is bound by the device.
+    (``GroupedGemm.uneven``), :func:`extra_wait_of_uneven_expert_loops_s` comes on top: after some small ones the device
+    has caught up with the host, even where the loop as a whole is bound by the device.
 
     Examples
     --------
@@ -57,8 +57,8 @@ def expert_loop_issue_seconds(ops: Sequence[Op], seconds: Sequence[FloatK], issu
 def issue_seconds_around_loops(
     ops: Sequence[Op], seconds: Sequence[FloatK], issue: Sequence[FloatK]
 ) -> tuple[list[FloatK], dict[int, FloatK]]:
-    """The same, with the rest of a loop's issue by the index of the loop's last op: the host issues it before it goes
-    on, and the device does not wait for it. [s]
+    """Host time to issue each op with loops over experts, and the rest of a loop's issue by the index of its last op:
+    the host issues that before it goes on, and the device does not wait for it. [s]
 
     Examples
     --------
@@ -133,7 +133,7 @@ def _loops(ops: Sequence[Op]) -> Iterator[list[int]]:
         start = max(end, start + 1)
 
 
-def extra_wait_of_uneven_loops_s(behind: FloatK, deviation: FloatK, loops: FloatK) -> FloatK:
+def extra_wait_of_uneven_expert_loops_s(behind: FloatK, deviation: FloatK, loops: FloatK) -> FloatK:
     """How much longer the device waits for unequal loops than for equal ones, in any order. [s]
 
     Parameters
@@ -158,7 +158,7 @@ def extra_wait_of_uneven_loops_s(behind: FloatK, deviation: FloatK, loops: Float
     16 rounds of 1 +- 0.6 ms, issued in as long: one round more. Where issue takes three times as long there is nothing
     to wait for that is not waited for anyway:
 
-    >>> [round(float(extra_wait_of_uneven_loops_s(m, 0.6, 16.0)), 2) for m in (0.0, -1.6, 32.0)]
+    >>> [round(float(extra_wait_of_uneven_expert_loops_s(m, 0.6, 16.0)), 2) for m in (0.0, -1.6, 32.0)]
     [1.16, 0.63, 0.0]
     """
     scale: FloatK = np.sqrt(2.0 * loops)
@@ -183,7 +183,7 @@ def _one_loop(
         if type(work := ops[i].work) is GroupedGemm and any_true(work.uneven):
             uneven = uneven + work.uneven * seconds[i]
     if any_true(uneven):
-        ahead = minimum(ahead + extra_wait_of_uneven_loops_s(issued - busy, uneven / loops, loops), issued)
+        ahead = minimum(ahead + extra_wait_of_uneven_expert_loops_s(issued - busy, uneven / loops, loops), issued)
     for i in running:
         out[i] = where(several, ahead if i == first else 0.0, out[i])
     return where(several, issued - ahead, 0.0)

@@ -21,11 +21,11 @@ from mofa.blocks.roles import WEIGHT_ROLES
 from mofa.blocks.work import HostSync
 from mofa.cost.block.communication_beside import (
     HIDDEN,
+    communication_by_family,
     exposed_and_hidden_with_loss,
     largest_slowdown,
+    lengthen_by_busy_communicator,
     queued_s,
-    sent_beside,
-    wait_in_queue,
 )
 from mofa.cost.block.compiled_clock import MOST, CompiledStreamClocks, CompiledTape, c_library
 from mofa.cost.block.durations import OpTimingMachine, Timed, device_seconds_and_stragglers
@@ -76,6 +76,7 @@ class TapeTime:
 
     @property
     def total_s(self) -> ArrayK:
+        """Seconds of the tape: the sum of what each family exposes. (K,) [s]"""
         return np.asarray(self.exposed.sum(axis=0))
 
     @property
@@ -138,7 +139,7 @@ def _scanned(
 ) -> TapeTime:  # fmt: skip
     issued: FloatK = sum(issue, 0.0)
     ops = tape.ops
-    sent = sent_beside(tape, seconds, machine)
+    sent = communication_by_family(tape, seconds, machine)
     begin = _clocks(ops, seconds, issue, machine, largest_slowdown(sent))
     clocks: tuple[FloatK, FloatK, FloatK, FloatK] | None = None
     device_s: FloatK | None = None
@@ -170,14 +171,14 @@ def _scanned(
         else:  # what waits for a late launch is no device's time: nothing holds the host, let it run ahead
             issue_delay_s = ahead.issue_delay_s
             slowed_rested = exposed_and_hidden_with_loss(rested, sent, ahead.regained)[0]
-            wait_in_queue(ops, seconds, queued, (rested, slowed_rested, {}), sent)
+            lengthen_by_busy_communicator(ops, seconds, queued, (rested, slowed_rested, {}), sent)
             device_s = sum(slowed_rested.values(), 0.0) + kernel_load_idle_s(tape, seconds)
     alone_s = sum(exposed.values(), 0.0)
     alone = exposed
     exposed, hidden = exposed_and_hidden_with_loss(alone, sent, regained)
     slack_s: FloatK = 0.0
     if any_true(queued > 0.0):
-        slack_s = wait_in_queue(ops, seconds, queued, (alone, exposed, hidden), sent)
+        slack_s = lengthen_by_busy_communicator(ops, seconds, queued, (alone, exposed, hidden), sent)
     slowed = sum(exposed.values(), 0.0) - alone_s
     if clocks is None:
         if device_s is None:

@@ -25,7 +25,7 @@ AT_ONCE = 4096
 
 
 class ChosenTiles(NamedTuple):
-    """What the library chooses for each product. Arrays of one shape."""
+    """The tiles that the library chooses for each product. Arrays of one shape."""
 
     tile_m: FloatN
     """Rows of the tile. [-]"""

@@ -4,7 +4,7 @@ A rank meets the others in a layer (tp, cp, ep), at hand-overs (pp), and once a 
 makes a GPU slow for a whole step is waited for once, whichever of these comes first: the largest of all GPUs counts.
 Three things do: chips differ, a node may be slow, and a GPU's own pace differs from step to step. Clocks that swing
 within a step average out where ranks meet once, and are waited for in every layer where they meet there
-(:meth:`mofa.cost.block.durations.OpTimingMachine.slowdown_by_gpus_slow_in_turn`).
+(:meth:`mofa.cost.block.durations.OpTimingMachine.slowdown_by_clock_swings`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TAIL = 8.0
 
 
 class PaceSpread(NamedTuple):
-    """How GPUs of a cluster differ.
+    """How unequal the paces of a cluster's GPUs are.
 
     ``chips`` is the standard deviation of the time of power-limited kernels over GPUs and steps, ``slow_share`` the
     share of slow nodes, ``slowdown`` how much longer all kernels take on one, ``per_node`` the GPUs of a node. [-]
@@ -127,12 +127,12 @@ def expected_slowest(spread: PaceSpread, num_gpus: int) -> PaceFactors:
     return PaceFactors(products + more, 1.0 + others)
 
 
-def expected_slowest_of_each(spread: PaceSpread, numbers: NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
-    """:func:`expected_slowest` of numbers of GPUs: products and others. (K,) each [-]
+def expected_slowest_of_gpu_counts(spread: PaceSpread, numbers: NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
+    """Pace of the slowest of each number of GPUs, by :func:`expected_slowest`: products and others. (K,) each [-]
 
     Examples
     --------
-    >>> expected_slowest_of_each(PaceSpread(0.01, 0.0, 0.0, 8), np.array([1, 8]))[0].round(4)
+    >>> expected_slowest_of_gpu_counts(PaceSpread(0.01, 0.0, 0.0, 8), np.array([1, 8]))[0].round(4)
     array([1.    , 1.0143])
     """
     unique, of = np.unique(numbers, return_inverse=True)

@@ -18,13 +18,19 @@ class HasNodeSizes(Protocol):
     """What the topology needs of a node: a :class:`~mofa.specs.hardware.NodeSpec`, or a :class:`NodeSizes`."""
 
     @property
-    def gpus_per_node(self) -> int: ...
+    def gpus_per_node(self) -> int:
+        """GPUs of a node."""
+        ...
 
     @property
-    def gpus_per_domain(self) -> int: ...
+    def gpus_per_domain(self) -> int:
+        """GPUs that the fastest links join."""
+        ...
 
     @property
-    def block_sizes(self) -> tuple[int, ...]: ...
+    def block_sizes(self) -> tuple[int, ...]:
+        """GPUs of each kind of block that shares a link."""
+        ...
 
 
 class NodeSizes(NamedTuple):
@@ -124,7 +130,7 @@ def fewest_ranks_per_node_or_domain(size: IntK, stride: IntK, block: IntK, world
     return np.where(world <= block, np.minimum(size, block), np.minimum(np.maximum(piece, 1), size))
 
 
-def domain_gpus_of_job(world: IntK, node: HasNodeSizes) -> IntK:
+def gpus_of_domain_used_by_job(world: IntK, node: HasNodeSizes) -> IntK:
     """GPUs of one fast domain that a job of ``world`` ranks uses.
 
     A domain of one node is used whole. Of a larger one (NVL72: 18 nodes of 4) the largest number of whole nodes is
@@ -134,7 +140,7 @@ def domain_gpus_of_job(world: IntK, node: HasNodeSizes) -> IntK:
 
     Examples
     --------
-    >>> domain_gpus_of_job(np.array([64, 144, 1024]), NodeSizes(4, 72))
+    >>> gpus_of_domain_used_by_job(np.array([64, 144, 1024]), NodeSizes(4, 72))
     array([72, 72, 64])
     """
     domain = np.full(world.shape, node.gpus_per_domain, dtype=np.int64)
@@ -231,7 +237,7 @@ def process_groups(
         "world": (stage * pp_, adjacent),
     }
     world = stage * pp_
-    domain, own_node = domain_gpus_of_job(world, node), np.full_like(world, node.gpus_per_node)
+    domain, own_node = gpus_of_domain_used_by_job(world, node), np.full_like(world, node.gpus_per_node)
     sizes, strides = (np.array([pair[i] for pair in ranges.values()]) for i in (0, 1))
     near, own = (fewest_ranks_per_node_or_domain(sizes, strides, block, world) for block in (domain, own_node))
     blocks = {

@@ -15,7 +15,7 @@ from mofa.cost.block.block_cost import PrecisionMode, process_groups_of_rows, un
 from mofa.cost.kernels.topology import ProcessGroup
 from mofa.cost.memory.communicators import communicator_bytes, pipeline_links
 from mofa.cost.optimizer import torchtitan_optimizer_element_bytes
-from mofa.cost.option_sets import without_gather_choice
+from mofa.cost.option_sets import without_param_gather_choice
 from mofa.cost.precision_modes import rows_by_precision_mode
 from mofa.cost.rows import columns_that_rank_grids_read, params_and_static_bytes_of_grids
 from mofa.cost.stage_layers import StageLayers, count_stage_layers
@@ -51,7 +51,7 @@ def memory_lower_bounds(
     reduced by then, and its gathered weights gone. No block is costed for it. The allocator holds no less than that:
     the device's memory is bounded by all of it, the least by what the closed form may be off less.
     """
-    bounds, table = np.empty((2, len(table))), without_gather_choice(table)
+    bounds, table = np.empty((2, len(table))), without_param_gather_choice(table)
     for rows, mode in rows_by_precision_mode(workload, framework, table) if len(table) else ():
         some = table if len(rows) == len(table) else table.select_rows(rows)
         pipeline = [some.pp, some.vpp, some.schedule, some.layout]

@@ -16,11 +16,11 @@ from mofa.cost.block.block_cost import recomputes_layers_whole, unique_rows
 from mofa.cost.block.tape_clock import EXPOSED, TapeTime
 from mofa.cost.estimate import PrecisionModeCosts, TableEstimator
 from mofa.cost.lower_bounds.paired_layers import least_pass_quantity_in_pairs, least_seconds_in_pairs
-from mofa.cost.rank_rules import gradient_reducer_in_mode
+from mofa.cost.rank_rules import gradient_reducer_of_precision_mode
 from mofa.cost.rows import recompute_mode_indices
 from mofa.cost.stages import Stages, stages_of_row
 from mofa.cost.step_time.critical_path import critical_path_may_be_too_low
-from mofa.cost.step_time.fsdp_ends import most_spared_at_model_ends_s
+from mofa.cost.step_time.fsdp_ends import most_time_savings_at_model_ends_s
 from mofa.cost.step_time.power_averaging import RESTED, power_averaged_idle_share
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, Schedule
 from mofa.specs.hardware import ClusterSpec
@@ -75,7 +75,11 @@ def step_lower_bounds_s(estimator: TableEstimator, is_open: BoolN, *, at_rest: b
         bound_s = bound_s + drained_share * (_undisturbed_s(estimator.without_host_lead, is_open) - bound_s)
     share = _most_rest(estimator, bound_s)
     if share.any():
-        rested_s = _undisturbed_s(estimator.with_device_waits, is_open) if at_rest else _most_speed(estimator) * bound_s
+        rested_s = (
+            _undisturbed_s(estimator.at_clock_of_longest_waits, is_open)
+            if at_rest
+            else _most_speed(estimator) * bound_s
+        )
         bound_s = bound_s + share * np.minimum(rested_s - bound_s, 0.0)
     return np.asarray(bound_s * _runs(estimator) * (1.0 - ROUNDING))
 
@@ -216,9 +220,9 @@ class _PartBounds:
         embedding, head = ((pick(cost.forward) + pick(cost.backward))[self.k] for cost in ends)
         depth = estimator.workload.model.num_mtp_layers
         self.embedding, self.heads, self.predictions = embedding, (1 + depth) * head, np.zeros(len(rows))
-        if pick is _least_s and gradient_reducer_in_mode(estimator.framework, part.mode) == "FSDP by block":
+        if pick is _least_s and gradient_reducer_of_precision_mode(estimator.framework, part.mode) == "FSDP by block":
             used = np.unique([self.base, self.full])
-            self.heads = self.heads - most_spared_at_model_ends_s(part.costs, part.layers, used)[self.k]
+            self.heads = self.heads - most_time_savings_at_model_ends_s(part.costs, part.layers, used)[self.k]
         if part.mtp is not None:
             each = part.mtp.stack_of_blocks(lambda cost: pick(cost.forward) + pick(cost.backward))[..., 0]
             # a prediction's layer is like the model's last; what is ahead of it is left out

@@ -31,7 +31,7 @@ class AlternatingLayers:
             layers = layers_behind_last_by_mode(rows)[rows.stage_layers.recompute_choice][..., -1]
             self.behind = layers  # (n, kinds, 2, kinds, 2, R)
 
-    def gone_in_last_backward(self, gone: ArrayN, kind: int, label: str) -> ArrayN:
+    def freed_in_last_backward(self, gone: ArrayN, kind: int, label: str) -> ArrayN:
         """What is ``gone`` in the backward of the last layer of a kind, recomputed where there is a ``label``. (n, R)
         [B]"""
         if not self.any:
@@ -48,7 +48,7 @@ class AlternatingLayers:
         behind = self.behind[:, :, :, kind, int(bool(label))].sum(axis=(1, 2))
         return np.where(self.period > 0, behind == 0.0, alone)
 
-    def kept_between(self, kind: int, label: str) -> ArrayN | float:
+    def kept_bytes_between_last_two(self, kind: int, label: str) -> ArrayN | float:
         """What layers keep that are between the last two of a kind's recomputed ones, or plain ones. (n, 1) [B]"""
         if not self.any:
             return 0.0

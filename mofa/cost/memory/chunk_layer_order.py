@@ -19,7 +19,8 @@ def layers_behind_last_by_mode(rows: GatheredRows) -> ArrayN:
 
 
 def layers_ahead_of_first_by_mode(rows: GatheredRows) -> ArrayN:
-    """The same of layers ahead of the first of each kind. (choices, kinds, 2, kinds, 2, R, vpp)"""
+    """Layers of each kind ahead of the first of each kind, as :func:`layers_behind_last_by_mode` has those behind the
+    last. (choices, kinds, 2, kinds, 2, R, vpp)"""
     return _layers_beyond_by_mode(rows, ahead=True)
 
 

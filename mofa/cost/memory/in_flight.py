@@ -255,7 +255,7 @@ class PipelinePeakMoments:
         detached = np.zeros_like(self.loss)
         for kind in range(len(stages.kinds)):
             has = counts[kind] > lay.fully_recomputed_by_chunk[:, kind][lay.recompute_choice]
-            detached += np.where(has & self.is_chunk_end(kind, 0), above[:, kind, None, None], 0.0)
+            detached += np.where(has & self.is_last_of_chunk_without_head(kind, 0), above[:, kind, None, None], 0.0)
         head = rows.costs.head.memory  # what is above its weight goes with the loss
         detached[:, lay.head_stage_index, -1] = head.freed_before_last_weight[rows.k]
         return np.asarray(detached * self.defers_weight_gradients)
@@ -263,7 +263,9 @@ class PipelinePeakMoments:
     def _deferred(self) -> ArrayN:
         """What a micro-batch whose weights' gradients are put off holds more than in flight. (n, R, vpp) [B]"""
         rows, lay, stages = self.rows, self.rows.stage_layers, self.rows.stage_layers.stages
-        plain, full = rows.in_base_and_full_mode(self.stacked_layer_bytes(lambda costs: costs.between_halves))
+        plain, full = rows.in_base_and_full_mode(
+            self.split_backward_bytes_by_layer_kind(lambda costs: costs.between_halves)
+        )
         deferred = np.einsum("krc,nk->nrc", stages.layer_counts[:, lay.shown.shown_stages], plain)
         for kind in range(len(stages.kinds) if lay.any_fully_recomputed else 0):
             deferred = (
@@ -279,8 +281,8 @@ class PipelinePeakMoments:
         deferred[:, last, -1] += rows.costs.stage_boundary_bytes[rows.k]
         return np.asarray(deferred)
 
-    def stacked_layer_bytes(self, pick: Callable[[SplitBackwardMemory], ArrayN]) -> ArrayN:
-        """Something of layers whose weights' gradients are put off. (modes, K, kinds) [B]"""
+    def split_backward_bytes_by_layer_kind(self, pick: Callable[[SplitBackwardMemory], ArrayN]) -> ArrayN:
+        """What ``pick`` takes of the memory of layers whose weights' gradients are deferred. (modes, K, kinds) [B]"""
         c, kinds = self.rows.costs, self.rows.stage_layers.stages.kinds
         by_mode = np.array(
             [[pick(c.split_backward_memories[layer_label(kind, mode)]) for kind in kinds] for mode in c.blocks]
@@ -295,14 +297,14 @@ class PipelinePeakMoments:
         if not self.defers_weight_gradients:
             return self.output, np.zeros((1, 1, 1))
         before, between_halves = (self.rows.in_base_and_full_mode(grid)[recomputed][:, kind] for grid in (
-            self.stacked_layer_bytes(lambda costs: costs.peak_by_inputs) - backward,
-            self.stacked_layer_bytes(lambda costs: costs.between_halves),
+            self.split_backward_bytes_by_layer_kind(lambda costs: costs.peak_by_inputs) - backward,
+            self.split_backward_bytes_by_layer_kind(lambda costs: costs.between_halves),
         ))  # fmt: skip
         of_layer = (between_halves + self.saved[recomputed][:, kind])[:, None, None]
         alone = of_layer - (self.detached - self.output)  # the output is among what the head saved
         return before[:, None, None] * self.split + self.output, alone * self.split
 
-    def is_chunk_end(self, kind: int, recomputed: int) -> NDArray[np.bool_]:
+    def is_last_of_chunk_without_head(self, kind: int, recomputed: int) -> NDArray[np.bool_]:
         """Whether the last layer of a kind is its chunk's last and has no head behind it. (n, R, vpp)"""
         behind = self.layers_behind[:, :, :, kind, recomputed].sum(axis=(1, 2)) == 0
         head = np.zeros(behind.shape[1:], dtype=bool)
@@ -320,7 +322,7 @@ class PipelinePeakMoments:
         saved = sum_over_modes(ahead, *self.saved)
         if not self.defers_weight_gradients:
             return saved
-        between = self.stacked_layer_bytes(lambda costs: costs.between_halves)
+        between = self.split_backward_bytes_by_layer_kind(lambda costs: costs.between_halves)
         return np.where(self.split, -sum_over_modes(ahead, *self.rows.in_base_and_full_mode(between)), saved)
 
     def in_flight_peak(

@@ -132,7 +132,7 @@ class PeakCandidates(PeakCandidateMemory):
         forward = rows.layers.forward_peak_bytes, rows.layers.forward_peak_bytes_by_kind
         backward = rows.layers.backward_peak_bytes, rows.layers.backward_peak_bytes_by_kind
         waiting = waiting_head_gradient_bytes(rows)
-        chunks = UnequalChunks(rows) if UnequalChunks.has_unequal_chunks(rows) else None
+        chunks = UnequalChunks(rows) if UnequalChunks.any_rank_has_unequal_chunks(rows) else None
         alternating = AlternatingLayers(rows, (self.saved_plain, self.saved_full))
         layers_ahead = None if always else layers_ahead_of_first_by_mode(rows)[lay.recompute_choice][..., :1]
         for i, kind in enumerate(kind.name for kind in lay.stages.kinds):
@@ -145,7 +145,7 @@ class PeakCandidates(PeakCandidateMemory):
                     continue
                 own, layers = saved[:, i][:, None], (lay.fully_recomputed if label else lay.base_mode)[:, i]
                 alone = alternating.is_last_layer(layers == lay.layer_counts[:, i], i, label)
-                gone = alternating.gone_in_last_backward(behind + own + more, i, label)
+                gone = alternating.freed_in_last_backward(behind + own + more, i, label)
                 name = f"of the last {kind} block{label}"
                 ahead, later, first = self._lingers(i, int(bool(label)), gone - own)
                 freed = gone
@@ -193,7 +193,7 @@ class PeakCandidates(PeakCandidateMemory):
                     )  # fmt: skip
                     if gathers_model_ends_separately(rows):
                         inner = backward, mode, has & (layers > 1)
-                        between = alternating.kept_between(i, label)
+                        between = alternating.kept_bytes_between_last_two(i, label)
                         more_unmade = unmade + self._layer_grads(i) - self._embedding_share
                         self._add_inner_blocks(i, label, inner, gone + own + between, (done, more_unmade), waiting)
 
@@ -320,13 +320,13 @@ class PeakCandidates(PeakCandidateMemory):
         if rows.mode.precision != "mixed":
             return []
         whole_layer = self._layer_grads(kind) - self._embedding_share
-        kinds = rows.layers.stack_of_blocks(lambda cost: cost.peak_from_block_gradients)
+        kinds = rows.layers.stack_of_blocks(lambda cost: cost.peak_bytes_from_block_gradients)
         made = [("its", whole_layer, kinds, always)]
         if moe := rows.stage_layers.stages.kinds[kind].moe:
             p, t = layer_params(rows.workload.model, moe), rows.grids
             experts = self._share_of_grads(np.zeros((1, 1)), (p.routed / (t.ep * t.etp))[:, None])
             are_group = (rows.table.ep > 1)[:, None]
-            kinds = rows.layers.stack_of_blocks(lambda cost: cost.peak_from_expert_gradients)
+            kinds = rows.layers.stack_of_blocks(lambda cost: cost.peak_bytes_from_expert_gradients)
             made.append(("experts'", experts, kinds, are_group))
         return made
 

@@ -28,8 +28,8 @@ def pinned_bytes_of_node(rows: GatheredRows) -> ArrayN:
     return np.asarray(of_rank * min(rows.cluster.num_gpus, rows.cluster.node.gpus_per_node))
 
 
-def optimizer_host_bytes_beside_pinned(rows: GatheredRows) -> float:
-    """What a node's memory holds of the optimizer beside them, for which no activation has room. [B]"""
+def offloaded_optimizer_bytes_of_node(rows: GatheredRows) -> float:
+    """What an offloaded optimizer takes of a node's memory, which activations cannot be pinned in. [B]"""
     return optimizer_host_bytes_of_node(rows.workload, rows.cluster, rows.framework)
 
 
@@ -37,7 +37,7 @@ def pinned_excess_bytes(rows: GatheredRows) -> ArrayN:
     """What activations exceed the rest of a node's memory by, 0 where they fit. (n,) [B]"""
     if not rows.framework.offloaded_activations.offloads_any:
         return np.zeros(len(rows.k))
-    room_bytes = rows.cluster.node.host_memory_bytes.value - optimizer_host_bytes_beside_pinned(rows)
+    room_bytes = rows.cluster.node.host_memory_bytes.value - offloaded_optimizer_bytes_of_node(rows)
     return np.maximum(pinned_bytes_of_node(rows) - room_bytes, 0.0)
 
 
@@ -51,7 +51,7 @@ def refuse_pinned_beyond_host_memory(rows: GatheredRows) -> None:
     """
     if not pinned_excess_bytes(rows).any():
         return
-    has_bytes, optimizer_bytes = rows.cluster.node.host_memory_bytes.value, optimizer_host_bytes_beside_pinned(rows)
+    has_bytes, optimizer_bytes = rows.cluster.node.host_memory_bytes.value, offloaded_optimizer_bytes_of_node(rows)
     beside = f", of which the optimizer takes {format_bytes(optimizer_bytes)}" if optimizer_bytes else ""
     raise SpecError(
         f"activation_offload ({rows.framework.activation_offload}): a node would pin "

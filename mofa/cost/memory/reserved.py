@@ -255,7 +255,7 @@ def _by_size(rows: GatheredRows, made: WeightBytesAtMegatronStart) -> Iterator[t
     states = made.owned * made.state_segment_bytes
     each = (made.kind < len(made.layers) - 2)[:, None] * made.number * made.freed_block_bytes  # of layers alone
     share = rows.static.buffers / np.maximum(made.sum_by_stage(each), 1.0)
-    for size in 2.0 * rows.costs.weights.largest_and_frequent_sizes[1:, rows.k[rows.first_row_of_grid]]:
+    for size in 2.0 * rows.costs.weights.largest_and_commonest_weight_params[1:, rows.k[rows.first_row_of_grid]]:
         yield (
             made.sum_by_stage(np.where(made.freed_block_bytes <= size, made.freed_segment_bytes, 0.0)),
             made.sum_by_stage(np.where(made.state > freed_segment_bytes(size), states, 0.0)),

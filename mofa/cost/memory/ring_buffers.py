@@ -23,11 +23,11 @@ def late_freed_ring_bytes(rows: GatheredRows) -> ArrayN:
     (n, R) [B]
 
     A pass takes the device as long as the slowest host of its peers at least
-    (:func:`mofa.cost.allocations.host_lead.times_of_fastest_peer`). By what the device is slower than its host, forward
-    ``f`` and backward ``b``, the host gains a lead of ``max(n (f + b) + f, n (f + b), f, 0)`` over ``n`` micro-batches
-    and a forward, as it never falls behind the device. What was let go in the device's last so many seconds waits, and
-    no more than in the launches that the queue takes. Takes a pass's buffers to be spread evenly over it, and all
-    chunks of a stage to run before the loss.
+    (:func:`mofa.cost.allocations.host_lead.pass_times_of_fastest_peer`). By what the device is slower than its host,
+    forward ``f`` and backward ``b``, the host gains a lead of ``max(n (f + b) + f, n (f + b), f, 0)`` over ``n``
+    micro-batches and a forward, as it never falls behind the device. What was let go in the device's last so many
+    seconds waits, and no more than in the launches that the queue takes. Takes a pass's buffers to be spread evenly
+    over it, and all chunks of a stage to run before the loss.
     """
     lay = rows.stage_layers
     rings = rows.costs.context.cp_ring & (rows.costs.context.cp > 1)

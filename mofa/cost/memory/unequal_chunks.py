@@ -33,7 +33,7 @@ class UnequalChunks:
         )
 
     @staticmethod
-    def has_unequal_chunks(rows: GatheredRows) -> bool:
+    def any_rank_has_unequal_chunks(rows: GatheredRows) -> bool:
         """Whether any rank that is shown has chunks of different layers, or that recompute differently."""
         lay, stages = rows.stage_layers, rows.stage_layers.stages
         if stages.vpp == 1:

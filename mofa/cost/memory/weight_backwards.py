@@ -75,7 +75,7 @@ class WeightBackwards:
         there = there & self.in_flight.split
         if not np.any(there):
             return
-        stacked, rows = self.in_flight.stacked_layer_bytes, self.rows
+        stacked, rows = self.in_flight.split_backward_bytes_by_layer_kind, self.rows
         peak, of_last, kinds, ended, end_of_last, between = (stacked(pick) for pick in (
             lambda costs: costs.peak_by_weights, lambda costs: costs.peak_by_weights_of_last,
             lambda costs: costs.peak_by_weights_kinds.T,
@@ -89,7 +89,10 @@ class WeightBackwards:
         layer = layer + self.in_flight.saved[recomputed][:, kind, None, None]
         before_last = self.layers - self.in_flight.layers_behind[:, :, :, kind, recomputed]
         before_last[:, kind, recomputed] -= 1
-        last, is_end = layer - self._more_left(before_last), self.in_flight.is_chunk_end(kind, recomputed)
+        last, is_end = (
+            layer - self._more_left(before_last),
+            self.in_flight.is_last_of_chunk_without_head(kind, recomputed),
+        )
         first = layer - self._more_left(self.in_flight.layers_ahead[:, :, :, kind, recomputed])
         later = self.in_flight.grads_share - gradients.ahead_of_first
         not_last = there & ~(is_end & (self.layers[:, kind, recomputed] == 1))
@@ -107,7 +110,7 @@ class WeightBackwards:
     def _more_left(self, layers: ArrayN) -> ArrayN:
         """What so many layers, (n, kinds, 2, R, vpp), leave of their backwards by weights more than they held before.
         (n, R, vpp) [B]"""
-        left, between = (self.in_flight.stacked_layer_bytes(pick) for pick in (
+        left, between = (self.in_flight.split_backward_bytes_by_layer_kind(pick) for pick in (
             lambda costs: costs.left_until_chunk_end, lambda costs: costs.between_halves,
         ))  # fmt: skip
         modes = zip(*map(self.rows.in_base_and_full_mode, (left, between)), self.in_flight.saved, strict=True)

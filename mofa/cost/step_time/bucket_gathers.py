@@ -19,7 +19,7 @@ ArrayN = NDArray[np.float64]
 IntA = NDArray[np.intp]
 
 
-class BucketGathers(NamedTuple):
+class FirstStageBucketGathers(NamedTuple):
     """Gathers of the first stage's buckets, of each grid of ranks. [s]"""
 
     embedding_s: ArrayN
@@ -33,7 +33,7 @@ class BucketGathers(NamedTuple):
 
 
 def first_forward_clock_advance_behind_gathers(
-    rows: GatheredRows, index: IntA, gathers: BucketGathers, like: ClockAdvance, slow: ArrayN
+    rows: GatheredRows, index: IntA, gathers: FirstStageBucketGathers, like: ClockAdvance, slow: ArrayN
 ) -> ClockAdvance:
     """How host and device of a single stage advance in the step's first forward.
 

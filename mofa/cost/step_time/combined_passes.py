@@ -48,7 +48,7 @@ class PairedPasses:
         return np.asarray(np.einsum("nfb,nfbp->np", self.num_pairs[rows, position], by_pair[rows, position]))
 
     @property
-    def saved_by_rank_s(self) -> ArrayN:
+    def step_savings_by_rank_s(self) -> ArrayN:
         """What a step of each rank takes less. (n, R) [s]"""
         return np.asarray((self.num_pairs * self.saved_s).sum(axis=(2, 3)))
 

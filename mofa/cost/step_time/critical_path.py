@@ -56,8 +56,8 @@ class DataParallelOncePerStep:
         parts = (self.gather_s[index], self.blocking_gather_s[index], self.reduce_s[index])
         return DataParallelOncePerStep(*parts, self.kind, None if self.sum_s is None else self.sum_s[index])
 
-    def ends_by_level_node(self) -> list[ArrayN]:
-        """What comes behind backwards, in the order that :class:`DependencyLevels` has it; n last. [s]"""
+    def reduction_seconds_by_level_node(self) -> list[ArrayN]:
+        """Reductions of gradients behind backwards, in the order of :class:`DependencyLevels`; n last. [s]"""
         parts = [self.reduce_s]
         if self.kind != "Megatron":
             parts.append(np.zeros_like(self.reduce_s) if self.sum_s is None else self.sum_s)
@@ -94,7 +94,7 @@ class ComputationDurations:
     """How far each host is ahead of its device as the step begins. (n, R) [s]"""
 
     def select_plans(self, index: IntA, host: tuple[ClockAdvance, ...], lead_s: ArrayN) -> ComputationDurations:
-        """Those of some plans, with the clocks of their hosts and how far these begin ahead."""
+        """The durations of some plans, with the clocks of their hosts and how far these begin ahead."""
         once = None if self.once is None else self.once.select_plans(index)
         return ComputationDurations(
             self.forward_s[index],
@@ -111,7 +111,7 @@ class ComputationDurations:
         )
 
     def seconds_by_level_node(self, schedule: str) -> ArrayN:
-        """All of them, in the order that :class:`DependencyLevels` has them; n last. [s]"""
+        """All computations' durations, in the order that :class:`DependencyLevels` has them; n last. [s]"""
         kinds = [self.forward_s, self.backward_s]
         if SCHEDULES[schedule].defers_weight_gradients:
             by_weights = self.weights_s.copy()
@@ -121,10 +121,10 @@ class ComputationDurations:
         parts = [self.hop_s[None], alone, self._beside(alone)]
         if self.once is not None and self.first_forward is None:
             each = (self.once.gather_s, self.once.blocking_gather_s)
-            parts += [*(part.reshape(len(part), -1).T for part in each), *self.once.ends_by_level_node()]
+            parts += [*(part.reshape(len(part), -1).T for part in each), *self.once.reduction_seconds_by_level_node()]
         elif self.once is not None and self.first_forward is not None:
             first_s = self.first_forward.device_s.reshape(len(self.hop_s), -1).T
-            parts += [first_s, self._beside(first_s), *self.once.ends_by_level_node()]
+            parts += [first_s, self._beside(first_s), *self.once.reduction_seconds_by_level_node()]
         if self.pairs is not None:  # a pair's backward takes no time of its own
             each = self.forward_s[0].size
             parts.append(np.zeros(((4 - 3 * (self.once is not None)) * each, len(self.hop_s))))

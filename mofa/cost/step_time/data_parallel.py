@@ -24,15 +24,15 @@ from mofa.cost.rank_rules import (
     shards_optimizer_states,
 )
 from mofa.cost.rows import GatheredRows
-from mofa.cost.step_time.bucket_gathers import BucketGathers, first_forward_clock_advance_behind_gathers
+from mofa.cost.step_time.bucket_gathers import FirstStageBucketGathers, first_forward_clock_advance_behind_gathers
 from mofa.cost.step_time.critical_path import DataParallelOncePerStep
 from mofa.cost.step_time.gradient_buckets import FilledBuckets, first_chunk_buckets, megatron_first_chunk_buckets
 from mofa.cost.step_time.hybrid_sharding import exposed_and_hidden_replica_all_reduces_s, replica_all_reduce_s
 from mofa.cost.step_time.micro_batch import HostBoundPasses
 from mofa.cost.step_time.pipelined_fsdp import (
+    computing_lost_beside_gathers_s,
+    computing_lost_beside_reductions_s,
     first_forward_clock_advance,
-    lost_beside_gathers_s,
-    lost_beside_reductions_s,
     piece_seconds,
 )
 from mofa.cost.step_time.slowdown_of_stages import slowdown_of_passes, slowdown_of_stages
@@ -235,14 +235,14 @@ def _megatron(
         in_passing = in_passing + lost
     beside_s, waited_ahead_s = np.zeros_like(before_forward), np.zeros(len(gather))
     if host_bound is not None and pp == 1 and fw.overlap_param_gather:
-        layers_s = rows.sum_layers_by_stage(rows.layers.forward_besides_host_s)[:, 0] / (1 - slow[:, 0])
+        layers_s = rows.sum_layers_by_stage(rows.layers.forward_s_without_host_idle)[:, 0] / (1 - slow[:, 0])
         waits_s = np.maximum.reduce([first, last_gather, first_gather - layers_s])
         lost_s = slow[:, 0] * np.maximum(first_gather - waits_s, 0.0)
         index = host_bound.rows  # others wait as they are told to in any case
         waited_ahead_s[index] = (waits_s + lost_s - before_forward[:, 0])[index]
     if host_bound is not None and host_waits_at_exchanges(rows):
         host_rows, last = host_bound.rows, rows.is_last_stage > 0
-        beside_s[host_rows] = host_bound.issued_beside_gather_s(before_forward[host_rows], last)
+        beside_s[host_rows] = host_bound.gather_s_beside_host_issue(before_forward[host_rows], last)
         first_forward = _first_forward_of_pipeline(rows, host_bound, of_buckets, before_forward, beside_s)
         has_loss = np.isin(np.arange(len(gather)), host_bound.rows) & (first_forward is not None)
         exposed, slower_s = exposed - slower_s * has_loss, slower_s * ~has_loss
@@ -265,7 +265,7 @@ def _megatron(
 
 
 def _first_forward_of_pipeline(
-    rows: GatheredRows, host_bound: HostBoundPasses, of_buckets: BucketGathers, before_forward_s: ArrayN,
+    rows: GatheredRows, host_bound: HostBoundPasses, of_buckets: FirstStageBucketGathers, before_forward_s: ArrayN,
     beside_s: ArrayN,
 ) -> ClockAdvance | None:  # fmt: skip
     """The first stage's first forward in Megatron's 1F1B, whose late host launches gathers bucket by bucket, if any.
@@ -306,7 +306,7 @@ def _passes_behind_lead(
 
 def _first_chunk_s(
     rows: GatheredRows, buckets: FilledBuckets, bytes_per_param: tuple[float, float], scatters: BoolN, shards: BoolN
-) -> tuple[tuple[ArrayN, ArrayN], tuple[ArrayN, ArrayN], BucketGathers, tuple[ArrayN, ArrayN]]:  # fmt: skip
+) -> tuple[tuple[ArrayN, ArrayN], tuple[ArrayN, ArrayN], FirstStageBucketGathers, tuple[ArrayN, ArrayN]]:  # fmt: skip
     """Reducing and gathering the first stage's first chunk bucket by bucket: all of them, and the one with the
     embedding, which is reduced last and gathered ahead of all; and, the last of four, reducing and gathering what the
     first weight of the first layer's experts fills, 0 where that layer has none. (n,) each [s]"""
@@ -341,7 +341,7 @@ def _first_chunk_s(
     mean_s = (dense_s + expert_s) / np.maximum(num_dense + num_experts, 1.0)  # where few layers begin with a dense one
     of_first_s = np.where(num_dense < 1.0, mean_s, dense_s / np.maximum(num_dense, 1.0))
     head_s = each_s[kinds == len(count) + 1].sum(axis=0)
-    of_buckets = BucketGathers(first_s, of_first_s, dense_s + expert_s - of_first_s, head_s)
+    of_buckets = FirstStageBucketGathers(first_s, of_first_s, dense_s + expert_s - of_first_s, head_s)
     experts_s = np.zeros((2, len(index)))
     of_experts = split + np.flatnonzero(kinds[split:] == 0)
     if len(of_experts):  # in the forward's order
@@ -433,9 +433,9 @@ def _pipelined_fsdp(
     lost_s[:, :, 1:] = 0.0  # counted below
     blocking = np.maximum(gathers / each + lost_s, gathers - alone_f * behind_first)
     once = DataParallelOncePerStep(gathers, blocking, reduces, "FSDP of chunks", sums)
-    lost = lost_beside_gathers_s(rows, gathers[:, 0, 1:].sum(axis=1), chunk_f[:, 0], slow[:, 0])
+    lost = computing_lost_beside_gathers_s(rows, gathers[:, 0, 1:].sum(axis=1), chunk_f[:, 0], slow[:, 0])
     by_sums, chunk_b = slowdown_of_stages(rows, "dp_replicate")[:, 0], backward_s[:, 0] / vpp
-    lost = lost + lost_beside_reductions_s(rows, reduces[:, 0], sums[:, 0], chunk_b, slow[:, 0], by_sums)
+    lost = lost + computing_lost_beside_reductions_s(rows, reduces[:, 0], sums[:, 0], chunk_b, slow[:, 0], by_sums)
     return CommunicationOutsideBlocks(
         lost, hidden, np.zeros_like(forward_s), once, exposed_on_path=gathered + reduced, exposed_while_host_issues=lost
     )

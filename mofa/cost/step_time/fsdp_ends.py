@@ -34,7 +34,7 @@ ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
-class SparedAtModelEnds:
+class TimeSavingsAtModelEnds:
     """What a micro-batch takes less than blocks that are all among others like them, by how its first and its last
     layer are recomputed; below 0 where it takes more. (modes, K) each [s]"""
 
@@ -46,7 +46,7 @@ class SparedAtModelEnds:
     """In the backward of the first layer; of a model of one layer in the other."""
 
     @classmethod
-    def from_blocks(cls, costs: BlockCosts, layers: LayerArrays) -> SparedAtModelEnds:
+    def from_blocks(cls, costs: BlockCosts, layers: LayerArrays) -> TimeSavingsAtModelEnds:
         """Of a single stage whose layers are gathered for each use."""
         model, slowdown = costs.context.model, _slowdown(costs)
         first, last = (distinct_layer_kinds(model).index(layer_kind(model, n)) for n in (0, model.num_layers - 1))
@@ -69,16 +69,20 @@ class SparedAtModelEnds:
         return cls(forward_s, of_last_s, less_s(first, more_gathered_s, lambda block: block.backward))
 
 
-def seconds_spared_at_model_ends(rows: GatheredRows) -> tuple[ArrayN, ArrayN]:
-    """What a micro-batch's forward and backward take less than blocks that are all among others like them; below 0
-    where they take more. (n,) each [s]
+def time_savings_at_model_ends(rows: GatheredRows) -> tuple[ArrayN, ArrayN]:
+    """What a micro-batch's forward and backward take less at the model's ends than if all blocks were among others like
+    them; below 0 where they take more. (n,) each [s]
 
     Of a single stage whose layers are gathered for each use; nothing elsewhere.
     """
     if gradient_reducer(rows) != "FSDP by block":
         nothing = np.zeros(len(rows.table))
         return nothing, nothing
-    spared, model, lay = SparedAtModelEnds.from_blocks(rows.costs, rows.layers), rows.workload.model, rows.stage_layers
+    spared, model, lay = (
+        TimeSavingsAtModelEnds.from_blocks(rows.costs, rows.layers),
+        rows.workload.model,
+        rows.stage_layers,
+    )
     first, last = (lay.stages.kinds.index(layer_kind(model, n)) for n in (0, model.num_layers - 1))
     first_mode = np.where(lay.fully_recomputed[:, first, 0] > 0, rows.full_mode_index, rows.base_mode_index)
     last_mode = np.where(lay.base_mode[:, last, 0] == 0, rows.full_mode_index, rows.base_mode_index)
@@ -86,9 +90,9 @@ def seconds_spared_at_model_ends(rows: GatheredRows) -> tuple[ArrayN, ArrayN]:
     return spared.forward_s[last_mode, rows.k], backward_s
 
 
-def most_spared_at_model_ends_s(costs: BlockCosts, layers: LayerArrays, modes: NDArray[np.intp]) -> ArrayK:
-    """What both are at most together, whichever of some modes the layers are recomputed in. (K,) [s]"""
-    spared = SparedAtModelEnds.from_blocks(costs, layers)
+def most_time_savings_at_model_ends_s(costs: BlockCosts, layers: LayerArrays, modes: NDArray[np.intp]) -> ArrayK:
+    """The most that a micro-batch saves at the model's ends, by any of some modes of recomputation. (K,) [s]"""
+    spared = TimeSavingsAtModelEnds.from_blocks(costs, layers)
     passes = spared.forward_s, spared.backward_of_last_s, spared.backward_of_first_s
     return np.asarray(sum(of_modes[modes].max(axis=0) for of_modes in passes))
 

@@ -57,7 +57,7 @@ class FilledBuckets(NamedTuple):
 
 @lru_cache(maxsize=1)
 def megatron_first_chunk_buckets(rows: GatheredRows) -> FilledBuckets:
-    """Those of Megatron's buffers on the first stage, of which experts fill their own."""
+    """Buckets of Megatron's gradient buffers in the first chunk of the first stage; experts fill their own."""
     return first_chunk_buckets(rows, first_reduced_bucket_params(rows), experts_separate=True)
 
 

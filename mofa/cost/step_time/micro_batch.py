@@ -20,7 +20,7 @@ from mofa.cost.block.host_clock import NEVER, ClockAdvance
 from mofa.cost.block.tape_clock import TapeTime
 from mofa.cost.rank_rules import gradient_reducer, host_waits_at_exchanges
 from mofa.cost.rows import GatheredRows
-from mofa.cost.step_time.fsdp_ends import seconds_spared_at_model_ends
+from mofa.cost.step_time.fsdp_ends import time_savings_at_model_ends
 from mofa.cost.step_time.host_copies import wait_for_host_copies_s
 
 ArrayN = NDArray[np.float64]
@@ -156,7 +156,9 @@ class HostBoundPasses:
         steady = np.where(first[:, None], before, ended[0]), np.where(last[:, None], behind, ended[1])
         return *steady, ended[0] + steady[1]
 
-    def saved_by_lead_s(self, lead_s: ArrayN, gather_s: ArrayN, first_forward: ClockAdvance | None = None) -> ArrayN:
+    def first_forward_savings_by_lead_s(
+        self, lead_s: ArrayN, gather_s: ArrayN, first_forward: ClockAdvance | None = None
+    ) -> ArrayN:
         """What the first forward takes less by ``lead_s``, the lead of its host as the step begins. (late rows, R) [s]
 
         ``gather_s`` is what its device waits for a gather meanwhile, whose end is no sooner; ``first_forward`` the
@@ -172,7 +174,7 @@ class HostBoundPasses:
         sooner_s = np.maximum(behind_device_s, behind_host_s - lead_s[:, :, None])
         return np.asarray((np.maximum(behind_device_s, behind_host_s) - sooner_s)[:, :, 0])
 
-    def issued_beside_gather_s(self, gather_s: ArrayN, last: NDArray[np.bool_]) -> ArrayN:
+    def gather_s_beside_host_issue(self, gather_s: ArrayN, last: NDArray[np.bool_]) -> ArrayN:
         """How much of a gather ahead of a forward the host issues passes beside, and so makes them no later.
 
         Parameters
@@ -285,8 +287,8 @@ def _passes(rows: GatheredRows) -> MicroBatchPasses:
     weights = np.zeros_like(forward)
     splits = rows.schedule_record.defers_weight_gradients
     if splits:
-        weights = _over_chunks(rows, "weights_s", c.embedding.backward.weights, c.head.backward.weights)
-    spared = seconds_spared_at_model_ends(rows)
+        weights = _over_chunks(rows, "weight_backward_s", c.embedding.backward.weights, c.head.backward.weights)
+    spared = time_savings_at_model_ends(rows)
     for passes, spared_s in zip((forward, backward), spared, strict=True):
         passes[:, 0, 0] -= spared_s
     index = np.flatnonzero(_is_host_bound(rows))
@@ -342,7 +344,7 @@ def _is_host_bound(rows: GatheredRows) -> NDArray[np.bool_]:
     layers, lay = rows.layers, rows.stage_layers
     host_bound = np.zeros(layers.forward_s.shape, dtype=bool)  # modes, K, kinds
     chunk = max(float(lay.stages.layer_counts.sum(axis=0).min()), 1.0)
-    handed_s = sum(exchange_host_s(rows)) / chunk if not rows.schedule_record.joins_send_and_receive else 0.0
+    handed_s = sum(host_s_around_exchange(rows)) / chunk if not rows.schedule_record.joins_send_and_receive else 0.0
     gathers = rows.schedule_record.has_closed_form and gradient_reducer(rows) == "FSDP by step"
     for clocks in (layers.forward_clocks, layers.backward_clocks):
         if gathers:
@@ -443,7 +445,7 @@ def _clocks(
     fits = all(map(is_, through_queue, passed))  # as nearly always
     ahead = reduce(ClockAdvance.followed_by, passed)
     queued = ahead if fits else reduce(ClockAdvance.followed_by, through_queue)
-    behind_s, ahead_s = exchange_host_s(rows)
+    behind_s, ahead_s = host_s_around_exchange(rows)
     # after 1F1B's exchanges the host waits for the device: what it does then is on the pipeline's path
     only_host = behind_s + (ahead_s if not rows.schedule_record.joins_send_and_receive else 0.0)
     if not only_host:
@@ -483,7 +485,7 @@ def _in_order(
     ]
 
 
-def exchange_host_s(rows: GatheredRows) -> tuple[float, float]:
+def host_s_around_exchange(rows: GatheredRows) -> tuple[float, float]:
     """What Megatron's host does behind a forward or backward of a stage, up to the exchange, and ahead of the next one.
     [s]
 

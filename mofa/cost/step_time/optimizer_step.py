@@ -36,7 +36,7 @@ def optimizer_and_host_wait_seconds(rows: GatheredRows, each: MicroBatchPasses) 
     """
     c = rows.costs
     given = (rows.workload, rows.cluster, rows.framework, rows.shards, rows.mode.precision, rows.grids.zero[:, None])
-    issue = rows.sum_layers_by_stage(rows.layers.issue_s) + rows.end_blocks_by_stage(
+    issue = rows.sum_layers_by_stage(rows.layers.issue_s) + rows.sum_of_end_blocks_by_stage(
         c.embedding.forward.issue + c.embedding.backward.issue, c.head.forward.issue + c.head.backward.issue,
         rows.mtp_layer_quantity("issue_s"),
     )  # fmt: skip
@@ -103,7 +103,7 @@ def _weight_cast_host_seconds(rows: GatheredRows) -> ArrayN:
     ends = np.zeros_like(rows.costs.embedding.forward.issue)  # neither of which is in fp8
     return np.asarray(
         rows.sum_layers_by_stage(rows.layers.weight_cast_issue_s)
-        + rows.end_blocks_by_stage(ends, ends, rows.mtp_layer_quantity("weight_cast_issue_s"))
+        + rows.sum_of_end_blocks_by_stage(ends, ends, rows.mtp_layer_quantity("weight_cast_issue_s"))
     )
 
 

@@ -24,9 +24,9 @@ IntA = NDArray[np.intp]
 
 
 @dataclass(frozen=True)
-class PieceSeconds:
-    """Gathers and reductions of pieces, of each grid of ranks: of a layer of each kind, (kinds, g), and of what a chunk
-    holds beside its layers, (g, R, vpp). [s]"""
+class FsdpCollectiveSeconds:
+    """FSDP's gathers and reductions by piece, of each grid of ranks: of a layer of each kind, (kinds, g), and of what
+    a chunk holds beside its layers, (g, R, vpp). [s]"""
 
     layer_gather_s: ArrayN
     layer_reduce_s: ArrayN
@@ -46,7 +46,7 @@ class PieceSeconds:
         return gather[rows.grid_index], reduce[rows.grid_index]
 
 
-def piece_seconds(rows: GatheredRows) -> PieceSeconds:
+def piece_seconds(rows: GatheredRows) -> FsdpCollectiveSeconds:
     """What gathering and reducing a piece takes.
 
     Dense and expert parameters go one after the other. Ahead of each reduction, or each copy where a rank has its
@@ -60,7 +60,7 @@ def piece_seconds(rows: GatheredRows) -> PieceSeconds:
         [p.routed / (grids.ep * grids.etp) for p in of_kinds],
     ])  # fmt: skip
     ends = np.maximum(rows.params - chunk_layer_params(rows.workload, grids, lay), 0.0)
-    return PieceSeconds(
+    return FsdpCollectiveSeconds(
         _gather_s(rows, layers), _reduce_s(rows, layers), _gather_s(rows, ends), _reduce_s(rows, ends)
     )  # fmt: skip
 
@@ -92,7 +92,7 @@ def _reduce_s(rows: GatheredRows, params: ArrayN) -> ArrayN:
     )
 
 
-def lost_beside_gathers_s(rows: GatheredRows, gather_s: ArrayN, chunk_s: ArrayN, slow: ArrayN) -> ArrayN:
+def computing_lost_beside_gathers_s(rows: GatheredRows, gather_s: ArrayN, chunk_s: ArrayN, slow: ArrayN) -> ArrayN:
     """What computing loses while FSDP gathers the chunks behind the first one from a step's start on. (n,) [s]
 
     The first micro-batch passes through all chunks but its first, ``chunk_s`` each, on one rank after the other. A
@@ -105,7 +105,7 @@ def lost_beside_gathers_s(rows: GatheredRows, gather_s: ArrayN, chunk_s: ArrayN,
     return np.asarray(np.minimum(lost_s, np.maximum((1.0 + slow) * path_s - gather_s, 0.0)))
 
 
-def lost_beside_reductions_s(
+def computing_lost_beside_reductions_s(
     rows: GatheredRows, reduces_s: ArrayN, sums_s: ArrayN, chunk_s: ArrayN, slow: ArrayN, slow_by_sums: ArrayN
 ) -> ArrayN:
     """What computing loses while FSDP reduces chunks ahead of the last one, behind their last backwards. (n,) [s]
@@ -133,7 +133,7 @@ def lost_beside_reductions_s(
 
 
 def first_forward_clock_advance(
-    rows: GatheredRows, index: IntA, pieces: PieceSeconds, like: ClockAdvance
+    rows: GatheredRows, index: IntA, pieces: FsdpCollectiveSeconds, like: ClockAdvance
 ) -> ClockAdvance:
     """How host and device advance in the first forward of each stage's only chunk, which gathers as its host gets to
     each piece.

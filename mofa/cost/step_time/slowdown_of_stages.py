@@ -20,7 +20,7 @@ def slowdown_of_stages(rows: GatheredRows, group: str = "fsdp") -> ArrayN:
     (n, R) [-]"""
     computing = rows.sum_layers_by_stage(rows.layers.computing_s)
     total = np.maximum(rows.sum_layers_by_stage(rows.layers.exposed_s), 1e-12)
-    return np.asarray(slowdown_while_computing(rows, group)[:, None] * computing / total)
+    return np.asarray(slowdown_of_always_computing_stage(rows, group)[:, None] * computing / total)
 
 
 def slowdown_of_passes(
@@ -32,11 +32,13 @@ def slowdown_of_passes(
     layers_s = rows.sum_layers_by_stage(layers.forward_clocks[..., 0] + layers.backward_clocks[..., 0])[index]
     computing_s = rows.sum_layers_by_stage(layers.computing_s)[index]
     total_s = np.maximum(layers_s + passes_s - on_device_s, 1e-12)
-    return np.asarray(slowdown_while_computing(rows, group)[index, None] * np.minimum(computing_s / total_s, 1.0))
+    return np.asarray(
+        slowdown_of_always_computing_stage(rows, group)[index, None] * np.minimum(computing_s / total_s, 1.0)
+    )
 
 
-def slowdown_while_computing(rows: GatheredRows, group: str = "fsdp") -> ArrayN:
-    """The same of a stage that waits for nothing. (n,) [-]
+def slowdown_of_always_computing_stage(rows: GatheredRows, group: str = "fsdp") -> ArrayN:
+    """What a stage that never waits loses of computing per second of a group's communication beside it. (n,) [-]
 
     Of what is sharded, dense and experts' groups count by what their reductions take.
     """

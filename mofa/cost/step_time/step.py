@@ -25,7 +25,12 @@ from mofa.cost.step_time.critical_path import (
 )
 from mofa.cost.step_time.data_parallel import CommunicationOutsideBlocks, communication_outside_blocks
 from mofa.cost.step_time.hand_over import hop_seconds, slowdown_beside_hops
-from mofa.cost.step_time.micro_batch import HostBoundPasses, MicroBatchPasses, exchange_host_s, micro_batch_passes
+from mofa.cost.step_time.micro_batch import (
+    HostBoundPasses,
+    MicroBatchPasses,
+    host_s_around_exchange,
+    micro_batch_passes,
+)
 from mofa.cost.step_time.optimizer_step import (
     gradient_norm_seconds,
     host_lead_at_step_start_s,
@@ -103,7 +108,7 @@ def step_time(rows: GatheredRows) -> StepTime:
     of_others_s = _pipeline(rows, exposed, hidden, (each, pairs), slowest, m, outside, lead_s)
     if each.host_bound is not None and pairs is not None and rows.stage_layers.stages.pp == 1:
         lead_s = lead_s + outside.before_forward  # the host goes on while its device waits for the first gather
-        passed_s = m * (fwd + bwd)[:, 0] - pairs.saved_by_rank_s[:, 0]
+        passed_s = m * (fwd + bwd)[:, 0] - pairs.step_savings_by_rank_s[:, 0]
         exposed[_T["host_idle"]] += pairs.single_stage_passes_s(each.host_bound, m, lead_s[:, 0]) - passed_s
     elif each.host_bound is not None and rows.stage_layers.stages.pp == 1:
         index = each.host_bound.rows
@@ -219,7 +224,7 @@ def _pipeline(
     counted = np.arange(len(num_micro_batches)), slowest
     busy, own_gather = num_micro_batches * (fwd + bwd)[counted], before[counted]
     if pairs is not None:
-        busy = busy - pairs.saved_by_rank_s[counted]
+        busy = busy - pairs.step_savings_by_rank_s[counted]
     num_passes = 2.0 * num_micro_batches * stages.vpp
     # in the warm-up a micro-batch comes back to its rank for every further chunk, and in the cool-down
     fill = 2.0 * (stages.pp - 1 + (stages.vpp - 1) * (stages.pp - 1 if schedule.placement == "v" else stages.pp))
@@ -315,7 +320,7 @@ def _exchanging(
     what of pp and of host idle the stage that is counted waits less. (2, n) [s]"""
     fwd, bwd, rested = passes_s
     pp = rows.stage_layers.stages.pp
-    wait_s = rows.cluster.sync_s + exchange_host_s(rows)[1]
+    wait_s = rows.cluster.sync_s + host_s_around_exchange(rows)[1]
     each = (hop + wait_s)[:, None]
     receives = _received_s(rows, hop)
     given = fwd + receives[0], bwd + receives[1], num_micro_batches
@@ -426,7 +431,9 @@ def _start_ahead(
     slower_s = np.broadcast_to(outside.slower_first_forward_s, len(rows.table))[:, None]
     gather_s = outside.before_forward + outside.issued_beside_s + slower_s * rows.is_embedding_stage
     first = outside.first_forward if host_waits_at_exchanges(rows) else None
-    saved_s = (host_bound.saved_by_lead_s(lead_s[index], gather_s[index], first) * rows.is_embedding_stage).sum(axis=1)
+    saved_s = (
+        host_bound.first_forward_savings_by_lead_s(lead_s[index], gather_s[index], first) * rows.is_embedding_stage
+    ).sum(axis=1)
     exposed[_T["host_idle"], index] += np.maximum(-saved_s, 0.0)
     saved_s = np.maximum(saved_s, 0.0)
     exposed[_T["bubble"], index] -= np.minimum(saved_s, np.maximum(exposed[_T["bubble"], index], 0.0))
@@ -473,7 +480,7 @@ def _stagger(
 def _received_s(rows: GatheredRows, hop: ArrayN) -> tuple[ArrayN, ArrayN]:
     """What each stage's forward and backward take with the exchange that they receive in. (n, pp) each [s]"""
     stages = rows.stage_layers.stages
-    each = (hop + rows.cluster.sync_s + exchange_host_s(rows)[1])[:, None]
+    each = (hop + rows.cluster.sync_s + host_s_around_exchange(rows)[1])[:, None]
     return each * stages.chunks_that_receive[:, 0], each * stages.chunks_that_send[:, -1]
 
 

@@ -35,7 +35,7 @@ FREE_FIELDS: Mapping[str, Mapping[str, str]] = {
 """What is no part of a plan, by section."""
 
 
-def write_bridge_job(job: ExportJob) -> dict[str, str]:
+def bridge_job_files(job: ExportJob) -> dict[str, str]:
     """The files of a job on Megatron-Bridge by name.
 
     Raises

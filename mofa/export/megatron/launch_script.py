@@ -18,7 +18,7 @@ SCRIPT, SLURM = "megatron.sh", "megatron.slurm"
 _DATA = (TOKENIZER.name, "vocab-size")
 
 
-def write_megatron_job(job: ExportJob) -> dict[str, str]:
+def megatron_job_files(job: ExportJob) -> dict[str, str]:
     """The files of a job on Megatron-LM by name.
 
     Raises

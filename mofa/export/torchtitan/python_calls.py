@@ -35,15 +35,15 @@ def parse_python(text: str) -> ast.Module:
         raise UnreadablePythonError(f"is no Python ({str(error)[:60]})") from None
 
 
-def called_name(node: ast.expr) -> str:
+def called_function_name(node: ast.expr) -> str:
     """The last name of what is called; ``Config`` keeps the name in front of it.
 
-    >>> called_name(ast.parse("a.Trainer.Config()").body[0].value)
+    >>> called_function_name(ast.parse("a.Trainer.Config()").body[0].value)
     'Trainer.Config'
     """
     function = node.func if isinstance(node, ast.Call) else node
     if isinstance(function, ast.Attribute):
-        inner = called_name(function.value) if isinstance(function.value, ast.Attribute | ast.Name) else ""
+        inner = called_function_name(function.value) if isinstance(function.value, ast.Attribute | ast.Name) else ""
         return f"{inner.rpartition('.')[2]}.{function.attr}" if function.attr == "Config" else function.attr
     return function.id if isinstance(function, ast.Name) else ""
 

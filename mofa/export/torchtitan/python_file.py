@@ -30,7 +30,7 @@ _GROUPED = """    layers = {builder}(
 """
 
 
-def write_torchtitan_python_job(job: ExportJob) -> dict[str, str]:
+def torchtitan_python_job_files(job: ExportJob) -> dict[str, str]:
     """The files of a job on torchtitan 0.3.0 by name.
 
     Raises

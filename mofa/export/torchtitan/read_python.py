@@ -15,7 +15,7 @@ from mofa.export.torchtitan.python_calls import (
     NotLiteralError,
     UnreadablePythonError,
     assigned_values,
-    called_name,
+    called_function_name,
     keyword_arguments,
     literal_value,
     parse_python,
@@ -46,7 +46,7 @@ def read_python_config(file: Path, num_gpus: int | None) -> JobOfFile:
         tree = parse_python(read_limited_text(file))
     except UnreadablePythonError as error:
         raise SpecError(f"{file}: {error}; name a Python config") from None
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and called_name(node) == _CONFIG]
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and called_function_name(node) == _CONFIG]
     if len(calls) != 1:
         raise SpecError(f"{file}: has {len(calls)} calls of {_CONFIG}; keep the one of the job")
     names = assigned_values(tree)
@@ -71,9 +71,9 @@ def _settings(call: ast.Call, names: Mapping[str, ast.expr], file: Path) -> dict
         if name in _SECTIONS and isinstance(node, ast.Call):
             out |= {f"{name}.{key}": value for key, value in keyword_arguments(node, names).items()}
         elif name == POLICY.name:
-            out[name] = "none" if literal_value(node) is None else called_name(node)
+            out[name] = "none" if literal_value(node) is None else called_function_name(node)
         elif name == "loss":
-            out[name] = called_name(node)
+            out[name] = called_function_name(node)
         elif name == "optimizer" and isinstance(node, ast.Call):
             out |= _optimizer(node, names, file)
         elif name not in ("model_spec", "compile"):
@@ -83,10 +83,14 @@ def _settings(call: ast.Call, names: Mapping[str, ast.expr], file: Path) -> dict
 
 def _optimizer(call: ast.Call, names: Mapping[str, ast.expr], file: Path) -> dict[str, Any]:
     """The kernels of the optimizer's config."""
-    kind, given = called_name(call), keyword_arguments(call, names)
+    kind, given = called_function_name(call), keyword_arguments(call, names)
     if kind not in ("default_adamw", "OptimizersContainer.Config"):
         raise SpecError(f"{file}: optimizer ({shown_value(kind)}) is not modelled; what is: default_adamw")
-    inner = [node for node in ast.walk(call) if isinstance(node, ast.Call) and called_name(node) == "ParamGroupConfig"]
+    inner = [
+        node
+        for node in ast.walk(call)
+        if isinstance(node, ast.Call) and called_function_name(node) == "ParamGroupConfig"
+    ]
     kinds = {keyword_arguments(node, names).get("optimizer_name", "AdamW") for node in inner}
     if others := kinds - {"AdamW"}:
         raise SpecError(f"{file}: optimizer_name ({shown_value(str(others.pop()))}) is not modelled; what is: AdamW")
@@ -117,7 +121,9 @@ def _model(tree: ast.Module, names: Mapping[str, ast.expr], file: Path) -> dict[
             flat |= {f"{name}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {str(name): value}
         own = {"attn_type": "sdpa", "fuse_qkv": False}
         return {**model_class_defaults(flat["model"]), **own, **flat}
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and called_name(node) == "model_registry"]
+    calls = [
+        node for node in ast.walk(tree) if isinstance(node, ast.Call) and called_function_name(node) == "model_registry"
+    ]
     if len(calls) != 1 or not calls[0].args:
         raise SpecError(f"{file}: has {len(calls)} calls of model_registry with a flavour; keep the one of the job")
     flavour, given = literal_value(calls[0].args[0], names), keyword_arguments(calls[0], names)

@@ -15,7 +15,7 @@ from mofa.export.torchtitan.launch_beside import read_launch_script_beside
 from mofa.export.torchtitan.python_calls import (
     UnreadablePythonError,
     assigned_values,
-    called_name,
+    called_function_name,
     keyword_arguments,
     parse_python,
 )
@@ -81,10 +81,10 @@ def _model(settings: Mapping[str, Any], file: Path) -> dict[str, Any]:
             "its module by experimental.custom_import"
         )
     place = file.parent.joinpath(*module.split(".")).with_suffix(".py")
-    return module_arguments(place, str(flavour))
+    return model_arguments_of_module(place, str(flavour))
 
 
-def module_arguments(place: Path, flavour: str) -> dict[str, Any]:
+def model_arguments_of_module(place: Path, flavour: str) -> dict[str, Any]:
     """Arguments that a Python module gives a model, under the name of the flavour where it has several.
 
     Raises
@@ -97,7 +97,7 @@ def module_arguments(place: Path, flavour: str) -> dict[str, Any]:
     except UnreadablePythonError as error:
         raise SpecError(f"{place}: {error}; name a module of Python") from None
     classes = {kind: name for name, kind in ARGUMENT_CLASSES.items()}
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and called_name(node) in classes]
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and called_function_name(node) in classes]
     named = {
         key.value: value
         for node in ast.walk(tree) if isinstance(node, ast.Dict)
@@ -108,7 +108,7 @@ def module_arguments(place: Path, flavour: str) -> dict[str, Any]:
     if not isinstance(call, ast.Call):
         raise SpecError(f"{place}: has no model arguments under {flavour!r}; write {', '.join(classes)}")
     names = assigned_values(tree)
-    name = classes[called_name(call)]
+    name = classes[called_function_name(call)]
     values: dict[str, Any] = {"model": name, **model_class_defaults(name)}
     for key, value in keyword_arguments(call, names).items():
         if isinstance(value, ast.Call):

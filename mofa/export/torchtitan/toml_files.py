@@ -21,7 +21,7 @@ ARGUMENT_CLASSES = {LLAMA3: "TransformerModelArgs", QWEN3: "Qwen3ModelArgs", DEE
 """Class of each model's arguments, in models/NAME/model/args.py."""
 
 
-def write_torchtitan_job(job: ExportJob) -> dict[str, str]:
+def torchtitan_job_files(job: ExportJob) -> dict[str, str]:
     """The files of a job on torchtitan 0.2.2 by name.
 
     Raises

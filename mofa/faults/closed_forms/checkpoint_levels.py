@@ -89,7 +89,7 @@ class _Levels:
         )  # fmt: skip
 
 
-def nested_ettr(
+def ettr_of_checkpoint_levels(
     interval_s: ArrayLike, ratios: Sequence[ArrayLike], block_s: Sequence[ArrayLike], mtbf_s: ArrayLike,
     shares: Sequence[ArrayLike], restart_s: Sequence[ArrayLike],
 ) -> FloatN:  # fmt: skip
@@ -120,7 +120,7 @@ def nested_ettr(
     >>> from mofa.faults.closed_forms.renewal import levels_ettr
     >>> facts = (1.0, 9.0, 60.0), 11135.0, (0.6, 0.3, 0.1), (60.0, 200.0, 600.0)
     >>> slow = levels_ettr(300.0, (1, 4, 12), *facts)
-    >>> abs(float(nested_ettr(300.0, (4, 3), *facts)) - slow) < 1e-12
+    >>> abs(float(ettr_of_checkpoint_levels(300.0, (4, 3), *facts)) - slow) < 1e-12
     True
     """
     return _up(interval_s, ratios, block_s, mtbf_s, shares, restart_s)[0]
@@ -175,10 +175,10 @@ def ledger_shares_of_levels(
     interval_s: ArrayLike, ratios: Sequence[ArrayLike], block_s: Sequence[ArrayLike], mtbf_s: ArrayLike,
     shares: Sequence[ArrayLike], restart_s: Sequence[ArrayLike],
 ) -> dict[str, FloatN]:  # fmt: skip
-    """Expected shares of the wall clock per part of the ledger; parameters as in :func:`nested_ettr`. [-]
+    """Expected shares of the wall clock per part of the ledger; parameters as in :func:`ettr_of_checkpoint_levels`. [-]
 
-    All are exact: :func:`nested_ettr`'s stretches count the time in checkpoints beside their own, restarting depends on
-    no checkpoint, and what remains is lost.
+    All are exact: :func:`ettr_of_checkpoint_levels`'s stretches count the time in checkpoints beside their own,
+    restarting depends on no checkpoint, and what remains is lost.
 
     Examples
     --------
@@ -215,7 +215,7 @@ def best_checkpoint_pattern(
     Parameters
     ----------
     block_s, mtbf_s, shares, restart_s
-        As in :func:`nested_ettr`.
+        As in :func:`ettr_of_checkpoint_levels`.
     interval_s
         The lowest level's interval where it is given; the best one where absent. [s]
 
@@ -252,7 +252,9 @@ def best_checkpoint_pattern(
         own = (two_level_intervals_s((block, block), mtbf / wide, 1.0)[0], exact_interval_s(block, mtbf / wide))
         for interval in own if interval_s is None else (wanted[0],):
             valid_interval = np.where(np.isfinite(interval) & (interval > 0), interval, 1.0)
-            value = np.where(np.isinf(mtbf), 1.0, nested_ettr(valid_interval, ratios, block_s, mtbf, shares, restart_s))
+            value = np.where(
+                np.isinf(mtbf), 1.0, ettr_of_checkpoint_levels(valid_interval, ratios, block_s, mtbf, shares, restart_s)
+            )
             take = value > best
             chosen = (
                 np.where(take, interval, chosen[0]),

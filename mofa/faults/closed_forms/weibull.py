@@ -19,7 +19,7 @@ MOST_TERMS = 100_000
 """Checkpoints that are summed one by one; those behind them are an integral. [-]"""
 
 
-def weibull_shares(
+def weibull_ledger_shares(
     interval_s: float, block_s: float, mtbf_s: float, restart_s: float, persist_s: float = 0.0, shape: float = 1.0
 ) -> dict[str, float]:
     """Exact shares of the wall clock of a long run per part of the ledger; ``productive`` is the ETTR. [-]
@@ -47,7 +47,7 @@ def weibull_shares(
 
     Examples
     --------
-    >>> found = weibull_shares(19 * 60.0, 60.0, 185.6 * 60, 600.0, shape=0.5)
+    >>> found = weibull_ledger_shares(19 * 60.0, 60.0, 185.6 * 60, 600.0, shape=0.5)
     >>> round(found["productive"], 4), round(sum(found.values()), 12)
     (0.8738, 1.0)
     """
@@ -65,7 +65,7 @@ def weibull_shares(
 
 @dataclass(frozen=True)
 class _FromFailureToFailure:
-    """Checkpoints between two failures, as in the notes of :func:`weibull_shares`; its times are checked. [s]"""
+    """Checkpoints between two failures, as in the notes of :func:`weibull_ledger_shares`; its times are checked. [s]"""
 
     interval_s: float
     block_s: float
@@ -111,12 +111,12 @@ class _FromFailureToFailure:
 def weibull_interval_s(
     block_s: float, mtbf_s: float, restart_s: float, persist_s: float = 0.0, shape: float = 1.0
 ) -> float:  # fmt: skip
-    """The interval at which :func:`weibull_shares` has the highest ETTR; 0 where a checkpoint costs nothing. [s]
+    """The interval at which :func:`weibull_ledger_shares` has the highest ETTR; 0 where a checkpoint costs nothing. [s]
 
     Parameters
     ----------
     block_s, mtbf_s, restart_s, persist_s, shape
-        As in :func:`weibull_shares`.
+        As in :func:`weibull_ledger_shares`.
 
     Notes
     -----
@@ -133,7 +133,7 @@ def weibull_interval_s(
     first = float(exact_interval_s(block_s, mtbf_s))
     if first == 0:
         return 0.0
-    weibull_shares(first, block_s, mtbf_s, restart_s, persist_s, shape)  # which checks the times and the shape
+    weibull_ledger_shares(first, block_s, mtbf_s, restart_s, persist_s, shape)  # which checks the times and the shape
 
     def missed(log: float) -> float:
         interval_s = float(np.exp(log))

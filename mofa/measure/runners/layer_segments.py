@@ -119,7 +119,7 @@ class HostPartTimers:
 
     @contextmanager
     def time_wait(self) -> Iterator[None]:
-        """What runs within is a wait for the device."""
+        """Time what runs within as a wait for the device."""
         began = time.perf_counter()
         try:
             yield

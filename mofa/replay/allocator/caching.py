@@ -102,7 +102,7 @@ class Allocator:
     def allocate_rounded(self, size: int, index: int) -> Block:
         """The same of a rounded size from the pool of this ``index``: twice the stream, and one more where small.
 
-        Most of a replay is here and in :meth:`merge_free`: so what a pool's methods do is written out.
+        Most of a replay is here and in :meth:`free_and_merge`: so what a pool's methods do is written out.
         """
         pool = self._pools.get(index) or self.pool_of_index(index)
         self._searches += not pool.small
@@ -183,14 +183,14 @@ class Allocator:
             if block.events:
                 block.state = WAITING
                 return
-        self.merge_free(block)
+        self.free_and_merge(block)
 
     def release_from_stream(self, stream: int) -> None:
         """What was freed while ``stream`` used it is not used by it any more."""
         for block in self._waiting.pop(stream, ()):
             block.events -= 1
             if not block.events:
-                self.merge_free(block)
+                self.free_and_merge(block)
 
     def empty_cache(self) -> None:
         """Give all free segments back to the device."""
@@ -204,7 +204,7 @@ class Allocator:
                     self._return(block)
 
     # -- free blocks
-    def merge_free(self, block: Block) -> Block:
+    def free_and_merge(self, block: Block) -> Block:
         """Make a block free; its free neighbours and it become one, which is returned."""
         pool, size = block.pool, block.size
         bins = pool.bins

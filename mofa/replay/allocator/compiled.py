@@ -103,7 +103,7 @@ class NumberedBlocks:
         self.numbers.frombytes(b"\xff" * (self.numbers.itemsize * num_new))  # NONE
 
     def packed_addresses(self, slots: array[int]) -> bytes:
-        """The addresses of some, packed."""
+        """The addresses of the blocks in these slots, as packed bytes."""
         return self.a.packed_addresses(self.numbers, slots)
 
 
@@ -172,9 +172,9 @@ class CompiledAllocator(Allocator):
         """Give a block back."""
         assert not streams, "no other stream is waited for"
         self.allocated -= block.size
-        self.merge_free(block)
+        self.free_and_merge(block)
 
-    def merge_free(self, block: Block) -> Block:
+    def free_and_merge(self, block: Block) -> Block:
         """Make a block free, before anything else is asked for; it stands for the one that it is part of then."""
         assert type(block) is NumberedBlock
         shared = self._shared

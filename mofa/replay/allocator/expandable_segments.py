@@ -21,8 +21,8 @@ class DeviceMemory(Protocol):
     def try_reserve(self, size: int) -> bool:
         """Ask for so many bytes; whether it has them."""
 
-    def merge_free(self, block: Block) -> Block:
-        """Make a block free."""
+    def free_and_merge(self, block: Block) -> Block:
+        """Make a block free, and merge it with free neighbours."""
 
 
 def least_expandable_block(pool: BlockPool, address: int) -> Block:
@@ -86,7 +86,7 @@ def _map(device: DeviceMemory, block: Block, size: int) -> Block | None:
         block.following = rest
         block.size = mapped
         insort(pool.unmapped, (rest.address, rest), key=lambda item: item[0])
-    return device.merge_free(block)
+    return device.free_and_merge(block)
 
 
 def unmap_free_pages(device: DeviceMemory, block: Block) -> None:

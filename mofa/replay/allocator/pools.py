@@ -115,7 +115,7 @@ class BlockPool:
         return self.bins[size] if size in self.bins else self.open_bin(size)
 
     def open_bin(self, size: int) -> list[Block]:
-        """A new bin; so many of them after which empty ones are closed."""
+        """Open a bin for free blocks of a size; after so many new ones, empty bins are closed."""
         self.new += 1
         if self.new > MOST_EMPTY:
             self.new = 0

@@ -185,7 +185,7 @@ class Journal:
         return self.num_closed
 
     def end_mark(self) -> tuple[int, ...]:
-        """Where it ends."""
+        """A mark of the journal's end so far, to which it can be truncated."""
         return tuple(map(len, self._growing()))
 
     def truncate_to(self, mark: tuple[int, ...]) -> None:

@@ -77,7 +77,7 @@ class BlockExecutor:
         if thread in self.state.threads:
             return
         self.state.threads.add(thread)
-        start = self.state.events_and_allocated()
+        start = self.state.num_events_and_allocated_bytes()
         if not self.rank.deepspeed:
             self.state.allocate(
                 PYTORCH_WORKSPACE,
@@ -145,9 +145,11 @@ class BlockExecutor:
                     slots[slot], _ = self.state.allocate(self.received, instruction)
                     self.received = 0
             elif kind == CLAIM:
-                slots[slot] = self.take_over_carried(carried.pop(code.claims[slot], None), instruction, size)
+                slots[slot] = self.take_over_tensor_of_previous_block(
+                    carried.pop(code.claims[slot], None), instruction, size
+                )
             elif kind == DROP_CARRIED:
-                carried = self.free_carried(carried, code)
+                carried = self.free_tensors_of_previous_block(carried, code)
             elif kind == KEEP:
                 if old is not None:
                     self.keep_first_gradient(old, instruction, slots, index, rank_block)
@@ -181,8 +183,10 @@ class BlockExecutor:
                 if gone[1].slot != received or not self.received_inputs.is_held_by_graph(gone[0]):
                     self.state.free_allocation(gone)
 
-    def take_over_carried(self, carried: Allocation | None, instruction: Instruction, size: int) -> Block:
-        """What the block before handed on, by its new name; new memory where it did not."""
+    def take_over_tensor_of_previous_block(
+        self, carried: Allocation | None, instruction: Instruction, size: int
+    ) -> Block:
+        """The memory of a tensor that the previous block handed on, by its new name; new memory where it did not."""
         taken = (
             self.state.allocate(size, instruction)
             if carried is None
@@ -190,7 +194,9 @@ class BlockExecutor:
         )
         return taken[0]
 
-    def free_carried(self, carried: dict[str, Allocation], code: BlockProgram) -> dict[str, Allocation]:
+    def free_tensors_of_previous_block(
+        self, carried: dict[str, Allocation], code: BlockProgram
+    ) -> dict[str, Allocation]:
         """Free what the block before handed on, but what this block takes over later: gradients being reduced."""
         later = {name: allocation for name, allocation in carried.items() if name in code.claims.values()}
         for name, allocation in carried.items():

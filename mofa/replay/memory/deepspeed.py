@@ -66,7 +66,7 @@ def allocate_flat_buffers(state: RankState) -> None:
     of December 2022, and ZeRO 1 left them on the device meanwhile (``move_params_to_cpu_during_init: false`` in
     tr11-200B-ml.slurm). Without ZeRO the buffer is made of copies of the parameters (``FP16_Optimizer``).
     """
-    r, where, begun = state.rank, "start", state.events_and_allocated()
+    r, where, begun = state.rank, "start", state.num_events_and_allocated_bytes()
     params = [state.allocate(w.param_bytes, off_tape_instruction(PARAMETERS, "parameter", where)) for w in r.weights]
     parts = [int(total / r.optimizer_ranks) for total in bf16_bytes_of_groups(state)]
     for members, total, part in zip(optimizer_groups_of(r.weights), bf16_bytes_of_groups(state), parts, strict=True):
@@ -97,7 +97,7 @@ def free_bf16_gradients(state: RankState) -> None:
 def add_to_fp32_gradients(state: RankState) -> None:
     """Add each 16-bit gradient, cast to fp32, to the BF16 optimizer's buffer, and keep it (``update_hp_grads``)."""
     if state.rank.deepspeed == "bf16":
-        begun = state.events_and_allocated()
+        begun = state.num_events_and_allocated_bytes()
         instruction = off_tape_instruction(TEMPORARIES, "fp32 copy of a gradient", "update of the gradients")
         for w in state.rank.weights:
             state.free_allocation(state.allocate(2 * w.param_bytes, instruction))
@@ -114,7 +114,7 @@ def replace_gradient_blocks(state: RankState, blocks: Sequence[Block]) -> None:
     state.grads = [(block, instruction) for block, (_, instruction) in zip(blocks, state.grads, strict=True)]
 
 
-def keep_output_part(state: RankState, output: Allocation) -> Allocation:
+def keep_rank_part_of_output(state: RankState, output: Allocation) -> Allocation:
     """What stays of a stage's output until its backward: a rank's part (``PartitionedTensor``); all of one rank's."""
     if not state.rank.sent_bytes:
         return output

@@ -63,8 +63,8 @@ class StepExecutor(BlockExecutor):
         self.drawn.begin_step()
 
     # -- a step
-    def allocate_start(self) -> None:
-        """Parameters, then what the framework keeps beside them."""
+    def allocate_parameters_and_buffers(self) -> None:
+        """Allocate parameters, then the buffers that the framework keeps beside them."""
         self.state.highest.append((0, 0, 0, 0))
         allocate_rank_start(self.state)
 
@@ -75,7 +75,7 @@ class StepExecutor(BlockExecutor):
         self.state.journal.steps.append(self.state.journal.num_events)
         self.state.a.peak_allocated = self.state.a.allocated
         self.state.highest.append((0, 0, 0, 0))
-        start = self.state.events_and_allocated()
+        start = self.state.num_events_and_allocated_bytes()
         self.state.journal.computations.append((start[0], "start", 0, 0))
         if self.rank.deepspeed != "bf16":  # whose 16-bit gradients stay until the next backward
             for allocation in self.state.grads:
@@ -89,12 +89,12 @@ class StepExecutor(BlockExecutor):
             gather_all_groups(self.state)
         self.received_inputs.on_step_begin()
         self.steady.play_computations()
-        start = self.state.events_and_allocated()
+        start = self.state.num_events_and_allocated_bytes()
         if self.state.unsharded:
             self.state.journal.computations.append((start[0], "reduce", 0, 0))
             for c in list(self.state.unsharded):
                 reduce_chunk_gradients(self.state, c)
-            start = self.state.events_and_allocated()
+            start = self.state.num_events_and_allocated_bytes()
         self.state.journal.computations.append((start[0], "optimizer", 0, 0))
         step_optimizer(self.state)
         self.state.note_peak_since(start)
@@ -127,15 +127,15 @@ class StepExecutor(BlockExecutor):
             self.handed_on = {}
             if x is not None:
                 self.state.free_allocation(
-                    (x, off_tape_instruction(ACTIVATIONS, self.sends.output_name(c), "end of a trial forward"))
+                    (x, off_tape_instruction(ACTIVATIONS, self.sends.output_tensor_name(c), "end of a trial forward"))
                 )
             if zeros is not None:
                 self.state.free_allocation(zeros)
-            start = self.state.events_and_allocated()
+            start = self.state.num_events_and_allocated_bytes()
             for _ in range(r.num_micro_batches if r.receives[c] else 0):
                 self.state.allocate(r.stage_boundary_bytes, instruction)
             self.state.note_peak_since(start)
-        start = self.state.events_and_allocated()
+        start = self.state.num_events_and_allocated_bytes()
         for c in range(len(r.chunks)):
             for _ in range(r.num_micro_batches if r.sends[c] else 0):
                 self.state.allocate(r.stage_boundary_bytes, instruction)
@@ -225,7 +225,7 @@ class StepExecutor(BlockExecutor):
         elif x is not None and r.sends[chunk] and not r.preallocated:
             output = x, off_tape_instruction(ACTIVATIONS, INPUT, "send of an output")
             if r.deepspeed:
-                chunk_pass.out = deepspeed.keep_output_part(self.state, output)[0]
+                chunk_pass.out = deepspeed.keep_rank_part_of_output(self.state, output)[0]
             else:
                 self.state.free_allocation(output)
         else:
@@ -295,7 +295,9 @@ class StepExecutor(BlockExecutor):
         if not self.rank.preallocated:
             chunk_pass.out = None
         return (
-            None if out is None else (out, off_tape_instruction(ACTIVATIONS, self.sends.output_name(chunk), "backward"))
+            None
+            if out is None
+            else (out, off_tape_instruction(ACTIVATIONS, self.sends.output_tensor_name(chunk), "backward"))
         )
 
     def receive_output_gradient(self, chunk: int) -> Block | None:

@@ -18,7 +18,7 @@ from mofa.replay.allocator.timeline import (
     off_tape_instruction,
 )
 from mofa.replay.memory import deepspeed
-from mofa.replay.memory.pass_state import name_in_layer
+from mofa.replay.memory.pass_state import weight_name_in_layer
 
 if TYPE_CHECKING:
     from mofa.replay.memory.pass_state import Allocation
@@ -39,7 +39,7 @@ def allocate_init_requests(state: RankState, wants: Iterable[SlotRequest], where
             state.free_allocation(allocations.pop(slot))
             continue
         lasts = PARAMETERS if name not in (TABLE, DRAFT, BROADCAST) else BUFFERS if name == TABLE else TEMPORARIES
-        shown = f"parameter {name_in_layer(name)}" if lasts == PARAMETERS else name
+        shown = f"parameter {weight_name_in_layer(name)}" if lasts == PARAMETERS else name
         allocations[slot] = state.allocate(nbytes, off_tape_instruction(lasts, shown, where))
 
 
@@ -49,7 +49,7 @@ def gather_group_weights(state: RankState, chunk: int, group: int) -> None:
     groups = state.rank.gathered_params
     if groups is None:
         return
-    start = state.events_and_allocated()
+    start = state.num_events_and_allocated_bytes()
     gathered = _gathered(state, groups[chunk][group], GATHER)
     _let_go(state)
     state.unsharded.setdefault(chunk, []).append(_copied(state, groups[chunk][group]))
@@ -68,7 +68,7 @@ def gather_all_groups(state: RankState) -> None:
     groups = state.rank.gathered_params
     if groups is None or not state.rank.reduces_by_chunk:
         return
-    start = state.events_and_allocated()
+    start = state.num_events_and_allocated_bytes()
     for c in list(dict.fromkeys(c for _, c, _ in state.rank.computations))[:CHUNKS_AHEAD]:
         state.fetched[c] = [_gathered(state, weights, 0) for weights in groups[c]]
     state.note_peak_since(start)
@@ -79,7 +79,7 @@ def copy_out_gathered_groups(state: RankState, chunk: int) -> None:
     groups = state.rank.gathered_params
     if groups is None or chunk in state.unsharded:
         return
-    start = state.events_and_allocated()
+    start = state.num_events_and_allocated_bytes()
     fetched = state.fetched.pop(chunk, None) or [_gathered(state, weights, 0) for weights in groups[chunk]]
     for weights, gathered in zip(groups[chunk], fetched, strict=True):
         state.unsharded.setdefault(chunk, []).append(_copied(state, weights))
@@ -118,7 +118,7 @@ def allocate_ddp_buckets(state: RankState) -> None:
     (torch/nn/parallel/distributed.py, ``_ddp_init_helper``; csrc/distributed/c10d/reducer.cpp, ``rebuild_buckets``).
     """
     instruction = off_tape_instruction(GRADIENTS, "bucket of gradients", "DDP's buckets")
-    start = state.events_and_allocated()
+    start = state.num_events_and_allocated_bytes()
     if not state.whole_buckets and "backward" not in state.threads:
         allocate_init_requests(state, ddp_broadcast_requests(state.rank.weights), "DDP's beginning")
         state.whole_buckets = [state.allocate(sum(sizes), instruction) for sizes in state.rank.buckets]
@@ -143,7 +143,7 @@ def reduce_chunk_gradients(state: RankState, chunk: int) -> None:
     sent = off_tape_instruction(BUFFERS, "fp32 reduce-scatter input", f"{where}: fp32 reduce-scatter input")
     sharded = off_tape_instruction(GRADIENTS, "sharded gradients", where, REDUCE)
     previous: Allocation | None = None
-    start = state.events_and_allocated()
+    start = state.num_events_and_allocated_bytes()
     for g, (weights, copies) in enumerate(zip(groups[chunk], state.unsharded.pop(chunk), strict=True)):
         for copy in copies:
             state.free_allocation(copy)

@@ -44,6 +44,6 @@ class ChunkPass:
             self.recorded = None
 
 
-def name_in_layer(name: str) -> str:
+def weight_name_in_layer(name: str) -> str:
     """A weight's name without its layer's."""
     return name.rsplit(" ", 1)[-1]

@@ -111,7 +111,7 @@ class RankMemoryReplay:
         self.allocator = fastest_allocator(capacity_bytes, expandable=expandable, limit=limit)
         with without_garbage_collection():
             self.player = player = StepExecutor(rank, self.allocator, skip_rounds=skip_rounds, recordings=recordings)
-            player.allocate_start()
+            player.allocate_parameters_and_buffers()
             self.ready = self.allocator.allocated
             before: object = None
             for _ in range(num_steps):
@@ -222,7 +222,7 @@ def _of_few(rank: Rank) -> Rank:
 def _at_rest(rank: Rank, expandable: bool) -> tuple[int, int]:
     """What a rank reserves when it is ready, and when its optimizer has stepped, with nothing computed before. [B]"""
     player = StepExecutor(rank, fastest_allocator(expandable=expandable))
-    player.allocate_start()
+    player.allocate_parameters_and_buffers()
     ready = player.state.a.reserved
     player.state.step = 1
     step_optimizer(player.state)

@@ -13,7 +13,7 @@ from mofa.replay.allocator.timeline import (
 )
 from mofa.replay.memory import deepspeed
 from mofa.replay.memory.fsdp_and_optimizer import allocate_init_requests, weights_in_step_order
-from mofa.replay.memory.pass_state import Allocation, name_in_layer
+from mofa.replay.memory.pass_state import Allocation, weight_name_in_layer
 from mofa.replay.memory.rank_state import RankState
 from mofa.replay.rank.description import WeightBytes
 
@@ -23,7 +23,7 @@ WHERE = "start"
 def allocate_rank_start(state: RankState) -> None:
     """Allocate parameters, then what the framework keeps beside them."""
     r = state.rank
-    begun = state.events_and_allocated()
+    begun = state.num_events_and_allocated_bytes()
     if r.deepspeed:
         deepspeed.allocate_flat_buffers(state)
         return
@@ -45,7 +45,7 @@ def allocate_rank_start(state: RankState) -> None:
         if w.main_copy_bytes:  # made of a copy (distrib_optimizer.py: clone().float())
             narrow = state.allocate(w.main_copy_bytes // 2, copy)
             state.allocate(
-                w.main_copy_bytes, off_tape_instruction(STATES, f"fp32 copy of {name_in_layer(w.name)}", WHERE)
+                w.main_copy_bytes, off_tape_instruction(STATES, f"fp32 copy of {weight_name_in_layer(w.name)}", WHERE)
             )
             state.free_allocation(narrow)
     state.note_peak_since(begun)
@@ -62,11 +62,12 @@ def _parameter(state: RankState, weight: WeightBytes, number: int) -> Allocation
         else None
     )
     allocation = state.allocate(
-        weight.param_bytes, off_tape_instruction(PARAMETERS, f"parameter {name_in_layer(weight.name)}", WHERE)
+        weight.param_bytes, off_tape_instruction(PARAMETERS, f"parameter {weight_name_in_layer(weight.name)}", WHERE)
     )
     if weight.fp8_transpose_bytes:
         state.allocate(
-            weight.fp8_transpose_bytes, off_tape_instruction(BUFFERS, f"transposed {name_in_layer(weight.name)}", WHERE)
+            weight.fp8_transpose_bytes,
+            off_tape_instruction(BUFFERS, f"transposed {weight_name_in_layer(weight.name)}", WHERE),
         )
     if wide is not None:
         state.free_allocation(wide)

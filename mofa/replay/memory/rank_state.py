@@ -63,14 +63,14 @@ class RankState:
         return self.allocate_rounded(full.size, instruction.stream << 1 | (full.size <= SMALL_SIZE))
 
     def free_allocation(self, allocation: Allocation) -> None:
-        """Free."""
+        """Free an allocation, and write that into the journal."""
         block, instruction = allocation
         self.journal.new_instructions.append(instruction)
         self.journal.new_sizes.append(-block.size)
         self.free(block)
 
     def free_allocations(self, allocations: Iterable[Allocation]) -> None:
-        """Free one after the other."""
+        """Free allocations one after the other, as :meth:`free_allocation`."""
         for allocation in allocations:
             self.free_allocation(allocation)
 
@@ -83,7 +83,7 @@ class RankState:
             self.notes.note_renamed(block)
         return block, instruction
 
-    def events_and_allocated(self) -> tuple[int, int]:
+    def num_events_and_allocated_bytes(self) -> tuple[int, int]:
         """The number of events so far and the allocated bytes, before something is done."""
         return self.journal.num_events, self.a.allocated
 

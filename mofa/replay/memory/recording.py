@@ -190,7 +190,7 @@ class Recorder:
         """Whether nothing but the pass's own was touched, and what lingers of its chunk."""
 
     def allocate_rounded(self, size: int, index: int) -> Block:
-        """Allocate."""
+        """Allocate a rounded size from the pool of an index, and record it."""
         block = self.a.allocate_rounded(size, index)
         slot = len(self.asked)
         self.asked.append(size)
@@ -212,7 +212,7 @@ class Recorder:
             self.orders.append((0, slot, block.pool.stream << 1 | block.pool.small))
         self.a.free(block)
 
-    def note_sent_block(self, block: Block) -> None:
+    def note_block_freed_after_send(self, block: Block) -> None:
         """A block is let go that comes back late; the journal has it already."""
         slot = self.live.pop(block.address, -1)
         if slot < 0:
@@ -236,7 +236,7 @@ class Recorder:
             self.entries.setdefault(slot, []).extend([(event - 2, -1), (event - 1, 1)])
 
     def note_reserved_read(self, start: int) -> None:
-        """Note that reserved memory was looked at, for what was done since an event."""
+        """Note that reserved memory was read, for what was done since an event."""
         self.looks.append((start - self.start, self.journal.num_events - self.start))
 
     def finished_recording(

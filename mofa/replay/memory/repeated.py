@@ -270,7 +270,7 @@ def _merged_into(before: Block, free: Block, after: Block | None) -> Block:
 def _make_room(allocator: Allocator, grow: Grow, slot: int, size: int, pool: BlockPool) -> None:
     """Ask the device for memory where no free block has a size."""
     if pool.first_fitting_bin(size) == len(pool.lists):
-        allocator.merge_free(grow(slot, size, pool))
+        allocator.free_and_merge(grow(slot, size, pool))
 
 
 def _grow(

@@ -138,8 +138,8 @@ class RoundSkipper:
             else STEADY_FORWARDS
         )
 
-    def num_to_skip_once_settled(self, position: int, peaks: object, quiet: int) -> tuple[int, int]:
-        """The same where ``peaks`` have not changed for so many forwards."""
+    def num_rounds_to_skip_once_settled(self, position: int, peaks: object, quiet: int) -> tuple[int, int]:
+        """How many rounds may be skipped where ``peaks`` have not changed for so many forwards."""
         if peaks != self.peaks:
             self.peaks, self.changed = peaks, position
         begun = max(sum(kind == "F" for kind, _, _ in self.computations[position : position + self.size]), 1)

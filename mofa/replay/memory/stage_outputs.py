@@ -88,7 +88,7 @@ class DeferredFrees:
             self.synchronize_device()
 
     def count_deepspeed_launches(self, launches: float) -> None:
-        """DeepSpeed's host has launched as many kernels outside a block."""
+        """Count kernels that DeepSpeed's host has launched outside of a block."""
         if self.reduces:
             self.launched += launches
 
@@ -101,7 +101,7 @@ class DeferredFrees:
     def free_passed_by_device(self) -> None:
         """Give back what the device is through with."""
         while self.waiting and self.waiting[0][0] <= self.launched + self.launched_in_computation:
-            self.state.a.merge_free(self.waiting.popleft()[1])
+            self.state.a.free_and_merge(self.waiting.popleft()[1])
 
     def after_computation(self, kind: str, chunk: int, micro_batch: int) -> None:
         """End a computation."""
@@ -122,7 +122,7 @@ class DeferredFrees:
         if out is not None and stays and self.output == (chunk, micro_batch):
             self.finished_output = out
         elif out is not None:
-            self.free_output(out, self.output_name(chunk), sent=state.rank.sends[chunk])
+            self.free_output(out, self.output_tensor_name(chunk), sent=state.rank.sends[chunk])
         if stays:
             dy, self.gradient = self.gradient, dy
         if dy is not None:
@@ -147,7 +147,7 @@ class DeferredFrees:
             self.free_passed_by_device()
         if self.defers_sent_blocks:
             for block in self.ring.issue_block_and_pop_due(block_time, issued):
-                self.state.a.merge_free(block)
+                self.state.a.free_and_merge(block)
         if self.reduces:
             self.launched += issued
             self.free_passed_by_device()
@@ -179,7 +179,7 @@ class DeferredFrees:
         if sent and self.defers_sent_blocks:
             self.state.a.allocated -= block.size
             if self.state.notes is not None:
-                self.state.notes.note_sent_block(block)
+                self.state.notes.note_block_freed_after_send(block)
             self.free_once_sent(block)
             return
         behind = self.host_lead_launches() if self.reduces and not sent else 0.0
@@ -200,7 +200,7 @@ class DeferredFrees:
     def drop_replaced_output(self) -> None:
         """The schedule's variable has another output."""
         if self.finished_output is not None:
-            self.free_output(self.finished_output, self.output_name(0), sent=self.state.rank.sends[0])
+            self.free_output(self.finished_output, self.output_tensor_name(0), sent=self.state.rank.sends[0])
             self.finished_output = None
 
     def on_step_end(self) -> None:
@@ -213,7 +213,7 @@ class DeferredFrees:
         self.shelf.synchronize()
         self.ring.synchronize()
         for block in self.ring.pop_due():
-            self.state.a.merge_free(block)
+            self.state.a.free_and_merge(block)
         self.synchronize_device()
 
     def free_output(self, block: Block, name: str, *, sent: bool) -> None:
@@ -231,7 +231,7 @@ class DeferredFrees:
         block.state = WAITING
         self.waiting.append((exchanged + behind, block))
 
-    def output_name(self, chunk: int) -> str:
+    def output_tensor_name(self, chunk: int) -> str:
         """What the output of a chunk is called."""
         return self.state.rank.chunks[chunk][-1].trace.logits.split("#")[0] or INPUT
 

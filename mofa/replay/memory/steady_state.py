@@ -71,7 +71,7 @@ class SteadyStatePlayer:
 
     @cached_property
     def micro_batch_shifts(self) -> MicroBatchShifts:
-        """Which rounds follow which: the same in every step."""
+        """By how many micro-batches later rounds repeat earlier ones: the same in every step."""
         return MicroBatchShifts(self.state.rank.computations, self.round_sizes)
 
     def play_computations(self) -> None:
@@ -100,13 +100,17 @@ class SteadyStatePlayer:
             if not skipped:
                 peaks = state.highest[-1][0], state.a.peak_reserved
                 if num_chunks > 1 and self.retained.may_retain:
-                    skipped, period = steady_rounds.num_to_skip_once_settled(n, peaks, STEADY_FORWARDS_WITH_RETENTION)
+                    skipped, period = steady_rounds.num_rounds_to_skip_once_settled(
+                        n, peaks, STEADY_FORWARDS_WITH_RETENTION
+                    )
                 elif state.step == 1:
-                    skipped, period = steady_rounds.num_to_skip_once_settled(
+                    skipped, period = steady_rounds.num_rounds_to_skip_once_settled(
                         n, state.a.peak_reserved, steady_rounds.num_quiet_forwards
                     )
                 else:
-                    skipped, period = steady_rounds.num_to_skip_once_settled(n, peaks, STEADY_FORWARDS_OF_LATER_STEP)
+                    skipped, period = steady_rounds.num_rounds_to_skip_once_settled(
+                        n, peaks, STEADY_FORWARDS_OF_LATER_STEP
+                    )
             if skipped:
                 shift = computations[n + skipped - 1][2] - last
                 moved = {(k, j + shift): chunk_pass for (k, j), chunk_pass in passes.items()}

@@ -17,7 +17,7 @@ from mofa.cost.allocations.block_trace import BlockTrace
 from mofa.cost.allocations.host_lead import (
     device_over_host_time,
     forward_and_backward_pass_times,
-    times_of_fastest_peer,
+    pass_times_of_fastest_peer,
 )
 from mofa.cost.allocations.initialization import rotary_table_bytes_of_model_part
 from mofa.cost.allocations.parameter_tensors import RankModule, parameter_tensors_of_rank
@@ -38,7 +38,7 @@ from mofa.cost.rank_spec import BlockSpec, PersistentBuffers, RankSpec, cost_of_
 from mofa.cost.rows import GatheredRows
 from mofa.replay.rank.description import Rank, RankBlock
 from mofa.replay.rank.routing_drift import DriftingLayerTraces, RoutingDrift
-from mofa.replay.rank.uneven_layers import UnevenLayers, rows_over_mean_by_layer
+from mofa.replay.rank.uneven_layers import UnevenLayerTraces, rows_over_mean_by_layer
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES
 
 
@@ -93,7 +93,7 @@ def tokens_over_mean_by_rank(estimator: TableEstimator, pipeline_rank: int) -> t
 
 def _makes(estimator: TableEstimator) -> Callable[[bool, int, int], Rank]:
     traces = _block_traces(estimator)
-    routed = UnevenLayers(estimator, traces, _block_traces)
+    routed = UnevenLayerTraces(estimator, traces, _block_traces)
     traces = {label: unroll_sequential_experts(trace) for label, trace in traces.items()}
     return partial(_rank, gathered_row_of_strategy(estimator), estimator.rank_specs, traces, routed)
 
@@ -146,8 +146,8 @@ def allocator_capacity_bytes(estimator: TableEstimator, pipeline_rank: int = 0) 
 
 
 def _rank(
-    rows: GatheredRows, specs: Sequence[RankSpec], traces: dict[str, BlockTrace], routed: UnevenLayers, emptiest: bool,
-    data_rank: int, pipeline_rank: int,
+    rows: GatheredRows, specs: Sequence[RankSpec], traces: dict[str, BlockTrace], routed: UnevenLayerTraces,
+    emptiest: bool, data_rank: int, pipeline_rank: int,
 ) -> Rank:  # fmt: skip
     """A rank as it is described, with the traces of its blocks."""
     spec, fw, workload = specs[pipeline_rank], rows.framework, rows.workload
@@ -207,7 +207,7 @@ _Moves = tuple[tuple[DriftingLayerTraces | None, ...], ...]
 
 
 def _chunks(
-    rows: GatheredRows, spec: RankSpec, traces: dict[str, BlockTrace], routed: UnevenLayers, emptiest: bool
+    rows: GatheredRows, spec: RankSpec, traces: dict[str, BlockTrace], routed: UnevenLayerTraces, emptiest: bool
 ) -> tuple[tuple[tuple[RankBlock, ...], ...], _Moves]:  # fmt: skip
     """The blocks of a rank's chunks with their traces, and what moves of them."""
     trace_of = routed.allocation_trace_getter(spec.layer_numbers, emptiest)
@@ -244,7 +244,7 @@ def _chunks(
             tuple(
                 replace(
                     piece,
-                    forward_and_backward_times=times_of_fastest_peer(
+                    forward_and_backward_times=pass_times_of_fastest_peer(
                         piece.forward_and_backward_times, rows.cluster, peers
                     ),
                 )

@@ -56,7 +56,7 @@ def even_expert_shares(model: ModelSpec, ep: int) -> FloatA:
     return np.full((model.num_moe_layers, ep, experts // ep), 1.0 / experts)
 
 
-def expert_row_multiple(estimator: TableEstimator) -> int:
+def fp8_expert_row_multiple(estimator: TableEstimator) -> int:
     """The multiple to which fp8 products fill up an expert's rows, 1 where none does. [tokens]
 
     A rank that has all experts gets as many tokens in each micro-batch, but not as many rows that fill them up. Experts
@@ -67,7 +67,7 @@ def expert_row_multiple(estimator: TableEstimator) -> int:
     return int(fp8.aligned_rows) if fp8 is not None and not known else 1
 
 
-class UnevenLayers:
+class UnevenLayerTraces:
     """Allocation traces of a strategy's layers, each sized by the tokens that its own experts get on one rank.
 
     Parameters
@@ -84,7 +84,7 @@ class UnevenLayers:
         self.traces, self.estimator = traces, estimator
         ep, loads, model = int(estimator.table.ep[0]), estimator.loads, estimator.workload.model
         self.rows, drawn_evenly = rows_over_mean_by_layer(estimator), random_expert_shares(estimator)
-        self.filled_up_to = expert_row_multiple(estimator)
+        self.filled_up_to = fp8_expert_row_multiple(estimator)
         if self.rows is None and drawn_evenly is not None:
             self.rows = np.ones(drawn_evenly.shape[:2])
         if self.rows is None and ep == 1 and self.filled_up_to > 1 and model.moe is not None:

@@ -18,7 +18,7 @@ class StreamsAfterComputation(NamedTuple):
     idle_gaps: tuple[tuple[float, float], ...]
 
     def still_pending(self) -> StreamsAfterComputation:
-        """What of it is yet to come: all that matters where nothing begins before now."""
+        """The part of the effect yet to come: all that matters where nothing begins before now."""
         to_come = StreamsAfterComputation(
             tuple(item for item in self.streams if item[1] > 0), tuple(item for item in self.ready if item[1] > 0),
             tuple(item for item in self.ops_in_flight if item[1] > 0),

@@ -27,8 +27,9 @@ from mofa.schedules import Action, Order
 
 
 @dataclass
-class ExtraStepsOfComputation:
-    """Steps beside one computation: in front of it, behind lines of its pieces (by position in it), and after it."""
+class DataParallelStepsOfComputation:
+    """What data parallelism adds to one computation: steps before it, behind lines of its pieces (by position in
+    it), and after it."""
 
     before: list[Step] = field(default_factory=list)
     after_line: dict[int, dict[int, list[Step]]] = field(default_factory=dict)
@@ -44,17 +45,17 @@ class DataParallelSteps:
     """Data parallelism's steps of one rank: what single computations get, what all backwards of a chunk get, what comes
     at the step's end."""
 
-    by_computation: dict[Action, ExtraStepsOfComputation] = field(default_factory=dict)
-    by_chunk_backward: dict[int, ExtraStepsOfComputation] = field(default_factory=dict)
+    by_computation: dict[Action, DataParallelStepsOfComputation] = field(default_factory=dict)
+    by_chunk_backward: dict[int, DataParallelStepsOfComputation] = field(default_factory=dict)
     at_step_end: list[Step] = field(default_factory=list)
     after_optimizer_s: float = 0.0
     """Gathering that nothing hides. [s]"""
     after_optimizer: list[Collective] = field(default_factory=list)
     """What that gathers."""
 
-    def extra_steps_of(self, action: Action) -> ExtraStepsOfComputation:
+    def steps_of_computation(self, action: Action) -> DataParallelStepsOfComputation:
         """What is added to a computation; made where it is not there yet."""
-        return self.by_computation.setdefault(action, ExtraStepsOfComputation())
+        return self.by_computation.setdefault(action, DataParallelStepsOfComputation())
 
 
 class _Weight(NamedTuple):
@@ -230,7 +231,7 @@ def data_parallel_steps(
         _fsdp_pipelined(me, out)
     elif sharing == "FSDP by block" and rows.framework.dp_replicate > 1:
         for c in range(len(spec.chunks)):
-            _replicas(me, c, out.by_chunk_backward.setdefault(c, ExtraStepsOfComputation()))
+            _replicas(me, c, out.by_chunk_backward.setdefault(c, DataParallelStepsOfComputation()))
     return out
 
 
@@ -279,9 +280,9 @@ def _megatron_gradients(me: _Rank, out: DataParallelSteps) -> None:
                 len(me.spec.chunks) > 1
             ):  # as many backwards later as the rank counts, at once on all ranks (grad_sync_func)
                 later = min(backwards.index(last) + me.rank, len(backwards) - 1)
-                out.extra_steps_of(backwards[later]).after.append(step)
+                out.steps_of_computation(backwards[later]).after.append(step)
             else:
-                out.extra_steps_of(last).add_after_line(bucket.piece, bucket.line, step)
+                out.steps_of_computation(last).add_after_line(bucket.piece, bucket.line, step)
     out.at_step_end.append(waiting_step(("dp.reduced",)))
 
 
@@ -309,9 +310,9 @@ def _megatron_parameters(me: _Rank, out: DataParallelSteps) -> None:
                 gathers.append((where, me.beside("gathering of parameters", seconds, "dp", (), name, works), name))
         if aligned:  # chunks 0 and 1 at the start, the others a chunk ahead, at once on all ranks (param_sync_func)
             ahead = max(forwards.index(me.first(c - 1)) - me.rank, 0) if c > 1 else 0
-            out.extra_steps_of(forwards[ahead]).before += [step for _, step, _ in gathers]
+            out.steps_of_computation(forwards[ahead]).before += [step for _, step, _ in gathers]
         for n, (where, step, name) in enumerate(gathers):
-            extra = out.extra_steps_of(first)
+            extra = out.steps_of_computation(first)
             if not aligned and not n:
                 extra.before.append(step)
             extra.add_after_line(where, -1, waiting_step((name,)))
@@ -326,7 +327,7 @@ def _ddp(me: _Rank, out: DataParallelSteps) -> None:
     """DDP reduces buckets of whole gradients in every backward, which ends with the last of them."""
     width = me.spec.gradients.bytes_in_bucket
     for c in range(len(me.spec.chunks)):
-        extra = out.by_chunk_backward.setdefault(c, ExtraStepsOfComputation())
+        extra = out.by_chunk_backward.setdefault(c, DataParallelStepsOfComputation())
         filled = 0.0
         weights = me.weights(c, backward=True)
         for n, w in enumerate(weights):
@@ -343,7 +344,7 @@ def _ddp(me: _Rank, out: DataParallelSteps) -> None:
         extra.after.append(one_kernel_step("copies of gradients", seconds, 0.0, "dp", ("dp.reduced",)))
 
 
-def _replicas(me: _Rank, chunk: int, extra: ExtraStepsOfComputation, after: bool = False) -> None:
+def _replicas(me: _Rank, chunk: int, extra: DataParallelStepsOfComputation, after: bool = False) -> None:
     """All-reduce of each piece's sharded gradients over the replicas, behind its reduction."""
     if me.rows.framework.dp_replicate <= 1:
         return
@@ -367,9 +368,9 @@ def _fsdp_pipelined(me: _Rank, out: DataParallelSteps) -> None:
     """Under pipelines FSDP gathers once a step and reduces behind a stage's last backward, group by group."""
     runtime = len(me.spec.chunks) > 1
     for c in range(len(me.spec.chunks)):
-        first, last = out.extra_steps_of(me.first(c)), out.extra_steps_of(me.last(c))
+        first, last = out.steps_of_computation(me.first(c)), out.steps_of_computation(me.last(c))
         # the runtime gathers the next three stages ahead, a single stage's pieces are gathered as the host gets there
-        ahead = out.extra_steps_of(me.first(max(c - 2, 0)))
+        ahead = out.steps_of_computation(me.first(max(c - 2, 0)))
         for i, (dense, expert) in enumerate(me.of_piece(c)):
             works = collectives_of_params("all_gather", me.spec.gradients.gathered_bytes_per_param, dense, expert)
             if seconds := me.seconds(works):

@@ -15,7 +15,7 @@ from mofa.cost.rank_spec import RankSpec
 from mofa.cost.rows import GatheredRows
 from mofa.replay.time.computation_effect import NOTHING, ComputationEffect, StreamsAfterComputation
 from mofa.replay.time.computation_tapes import Phase, PlanTapes, paired_label
-from mofa.replay.time.data_parallel import DataParallelSharedByRanks, DataParallelSteps, ExtraStepsOfComputation
+from mofa.replay.time.data_parallel import DataParallelSharedByRanks, DataParallelSteps, DataParallelStepsOfComputation
 from mofa.replay.time.kernel_runs import FAMILY, HostSyncStep
 from mofa.replay.time.op_recorder import OpRecorder
 from mofa.replay.time.paired_passes import PairedPiece, pieces_of_pair
@@ -25,7 +25,7 @@ from mofa.replay.time.time_replayed import ComputationFields
 from mofa.schedules import SCHEDULES, Action, Order
 from mofa.schedules.combined import backward_beside_each_forward
 
-_PLAIN = ExtraStepsOfComputation()
+_PLAIN = DataParallelStepsOfComputation()
 
 
 @dataclass
@@ -39,7 +39,7 @@ class ClockInputsOfPlan:
     """What computing loses beside a hand-over. [-]"""
     host_waits: bool
     """Whether the host waits for the device after every exchange (Megatron's ``batch_p2p_sync``)."""
-    exchange_host_s: tuple[float, float]
+    host_s_around_exchange: tuple[float, float]
     """What Megatron's host does behind a computation before it is exchanged, and ahead of the next one. [s]"""
     optimizer_s: Sequence[float]
     """The optimizer of every rank. [s]"""
@@ -62,7 +62,7 @@ class _KindPlayed:
     variant: int
     longest: float = 0.0
     """Time after which nothing from before a computation matters to it. [s]"""
-    every: ExtraStepsOfComputation = field(default_factory=ExtraStepsOfComputation)
+    every: DataParallelStepsOfComputation = field(default_factory=DataParallelStepsOfComputation)
     known: dict[Relative, ComputationEffect] = field(default_factory=dict)
     waits: bool = False
     """Whether the host waits for the device on the played_kind."""
@@ -120,7 +120,7 @@ class RankTimeline:
         plan = self.plan
         self.plain = plan.cache is not None and not plan.jitter and not plan.ops_kept_of
         self.once = self.data_parallel.by_computation
-        behind_s, self.ahead_s = plan.exchange_host_s
+        behind_s, self.ahead_s = plan.host_s_around_exchange
         self.handing_s = behind_s if plan.host_waits else behind_s + self.ahead_s
         tapes = [tuple(block.tapes for block in blocks) for blocks in self.chunks]
         self.kinds = [plan.chunk_kinds.setdefault(names, len(plan.chunk_kinds)) for names in tapes]
@@ -140,10 +140,12 @@ class RankTimeline:
         return all((self.rank, i) in self.plan.ops_kept_of for i in range(self.order.num_micro_batches))
 
     def free_at_s(self) -> float:
+        """When its device is free and its host has issued all. [s]"""
         clock = self.clock
         return clock.compute if clock.compute >= clock.host else clock.host
 
     def compute(self, action: Action, beside: int) -> None:
+        """Compute, with so many exchanges launched beside it since the last computation."""
         clock, plan = self.clock, self.plan
         start = clock.compute
         kind, stage, micro_batch = action
@@ -215,6 +217,7 @@ class RankTimeline:
         )
 
     def wait_until(self, time: float, cause: str) -> None:
+        """Compute nothing until a time; the wait counts under its cause. [s]"""
         clock = self.clock
         now = clock.compute
         if time > now:
@@ -229,6 +232,7 @@ class RankTimeline:
             clock.compute = time
 
     def end_awaited_exchange(self) -> None:
+        """An exchange that the rank waited for is over: the host waits for the device where the framework's does."""
         if self.plan.host_waits:
             self.clock.synchronise(self.ahead_s)
 
@@ -274,7 +278,7 @@ class RankTimeline:
         once = self.data_parallel.by_computation.get(action)
         watched = (self.rank, action.micro_batch) in self.plan.ops_kept_of
         if once is not None:  # what data parallelism launches once may begin long before: the host's whole lead counts
-            self.restore_work_left_by_last()
+            self.restore_work_left_by_last_computation()
         state = self.clock.forget_past_and_take_relative_state(played_kind.longest if once is None else np.inf)
         ahead = self.clock.host - before
         if once is not None or watched or self.plan.cache is None:
@@ -284,7 +288,7 @@ class RankTimeline:
             result = played_kind.known[state] = self._play(played_kind, _PLAIN, False)
         return result, ahead
 
-    def _play(self, played_kind: _KindPlayed, once: ExtraStepsOfComputation, watched: bool) -> ComputationEffect:
+    def _play(self, played_kind: _KindPlayed, once: DataParallelStepsOfComputation, watched: bool) -> ComputationEffect:
         c, tapes, phase, every, clock = (
             played_kind.chunk,
             self.plan.tapes[played_kind.variant],
@@ -341,7 +345,7 @@ class RankTimeline:
             ),
             tuple((begin - now, end - now) for begin, end in clock.idle_gaps),
         )
-        counts = np.array(clock.exposed_beside_waited_late_s())
+        counts = np.array(clock.exposed_side_stream_idle_late_s())
         return ComputationEffect(now - start, clock.host - now, left, left.still_pending(), counts)
 
     def _apply(self, result: ComputationEffect, start: float, factor: float) -> None:
@@ -380,7 +384,7 @@ class RankTimeline:
         if gaps or clock.idle_gaps:
             clock.idle_gaps = [(now + begin, now + end) for begin, end in gaps]
 
-    def restore_work_left_by_last(self) -> None:
+    def restore_work_left_by_last_computation(self) -> None:
         """What the last computation left that is over as well: for what may have been launched long ago."""
         left, now = self.left_by_last
         since = [gap for gap in self.clock.idle_gaps if gap[1] > now]
@@ -421,11 +425,11 @@ class RankTimeline:
         for key, use in after.uses.items():
             for i, (a, b) in enumerate(zip(before.uses.get(key, (0.0, 0.0)), use, strict=True)):
                 self.uses[key][i] += num_rounds * (b - a)
-        self.clock.delay_all(num_rounds * round_s)
+        self.clock.delay_all_streams(num_rounds * round_s)
         self.left_by_last = self.left_by_last[0], self.left_by_last[1] + num_rounds * round_s
 
     # -- what it came to
-    def exposed_beside_waited_late_s(self) -> NDArray[np.float64]:
+    def exposed_side_stream_idle_late_s(self) -> NDArray[np.float64]:
         """Exposed, beside, waited and late-issue seconds of all computations. (4, len(EXPOSED)) [s]"""
         total = np.zeros((4, len(EXPOSED)))
         for key, (factor, times) in self.uses.items():

@@ -18,7 +18,7 @@ from mofa.cost.rank_spec import RankSpec
 from mofa.cost.rows import GatheredRows
 from mofa.cost.step_time.data_parallel import tied_embedding_all_reduce_s
 from mofa.cost.step_time.hand_over import hop_seconds, slowdown_beside_hops
-from mofa.cost.step_time.micro_batch import exchange_host_s, micro_batch_passes
+from mofa.cost.step_time.micro_batch import host_s_around_exchange, micro_batch_passes
 from mofa.cost.step_time.optimizer_step import (
     GRADIENT_NORM_BYTES,
     gradient_norm_seconds,
@@ -96,7 +96,7 @@ def replay_step_time(
     )
     plan = ClockInputsOfPlan(
         rows, tapes, _hop_seconds(rows), float(slowdown_beside_hops(rows)[0]),
-        estimator.rank_specs[0].schedule.waits_at_exchanges, exchange_host_s(rows), _optimizer_seconds(rows),
+        estimator.rank_specs[0].schedule.waits_at_exchanges, host_s_around_exchange(rows), _optimizer_seconds(rows),
         {} if cached else None, watched, jitter, seed,
     )  # fmt: skip
     paces = [replace(plan, tapes=(PlanTapes.from_rows(gathered_row_of_strategy(e)),), cache={}) for e in paced]
@@ -181,12 +181,12 @@ def _finish(
     ends, tails = [], []
     for player in players:
         clock = player.clock
-        player.restore_work_left_by_last()
+        player.restore_work_left_by_last_computation()
         clock.reset_counts()
         clock.watch = player.recorder if player.keeps_all_ops else None
         clock.play_steps(player.data_parallel.at_step_end)
         clock.wait_for_all_streams(DP)
-        tails.append(np.array(clock.exposed_beside_waited_late_s()))
+        tails.append(np.array(clock.exposed_side_stream_idle_late_s()))
         ends.append(clock.compute)
     tied = float(tied_embedding_all_reduce_s(rows)[0])
     meet = max(ends)
@@ -199,7 +199,7 @@ def _finish(
     hiddens: list[dict[str, float]] = []
     late_issues: list[dict[str, float]] = []
     for r, player in enumerate(players):
-        counts = player.exposed_beside_waited_late_s() + tails[r]
+        counts = player.exposed_side_stream_idle_late_s() + tails[r]
         both = tied if player.spec.place.has_model_end else 0.0
         drain = meet - ends[r] - both
         player.idle["drain"] += drain

@@ -314,7 +314,7 @@ class StreamClocks:
         self.late_by_host_s, self.counted_since_s = 0.0, self.compute
         self.delay_of_tensor, self.delay_of_stream = {}, {}
 
-    def exposed_beside_waited_late_s(self) -> list[list[float]]:
+    def exposed_side_stream_idle_late_s(self) -> list[list[float]]:
         """Exposed, beside, waited and late-issue seconds. (4, len(EXPOSED)) [s]"""
         return [self.exposed, self.side_stream_s, self.idle_s, self.late_issue_s]
 
@@ -370,8 +370,8 @@ class StreamClocks:
             self.wait_for(("@drain",))
             del self.ready["@drain"]
 
-    def delay_all(self, seconds: float) -> None:
-        """All of it that much later. [s]"""
+    def delay_all_streams(self, seconds: float) -> None:
+        """Put the clocks of host and streams, and what is in flight on them, so many seconds later. [s]"""
         self.compute += seconds
         self.host += seconds
         self.streams = {name: busy_until + seconds for name, busy_until in self.streams.items()}

@@ -19,7 +19,7 @@ NOT_OF_SERIES = ("num_gpus", "global_batch", "usd_per_gpu_hour", "price_case")
 """Labels in which the points of a line may differ; a price changes no throughput."""
 
 
-def strong_series(table: pd.DataFrame) -> dict[str, list[Row]]:
+def strong_scaling_series(table: pd.DataFrame) -> dict[str, list[Row]]:
     """Points that differ in nothing but their GPUs, by what they have in common, the fewest GPUs first.
 
     Parameters
@@ -30,7 +30,7 @@ def strong_series(table: pd.DataFrame) -> dict[str, list[Row]]:
     return _series(table, lambda row: row["global_batch"])
 
 
-def weak_series(table: pd.DataFrame) -> dict[str, list[Row]]:
+def weak_scaling_series(table: pd.DataFrame) -> dict[str, list[Row]]:
     """Points whose batch grows as their GPUs, by what they have in common, the fewest GPUs first."""
     return _series(table, lambda row: row["global_batch"] / row["num_gpus"])
 
@@ -62,7 +62,7 @@ def plot_strong_scaling(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     ax
         Axes to draw on; new ones where absent.
     """
-    series = strong_series(table)
+    series = strong_scaling_series(table)
     ax = given_or_new_axes(ax, 8.0, 5.0)
     for colour, (name, points) in zip(GROUP_COLOURS * 2, list(series.items())[:MOST_SERIES], strict=False):
         gpus = [point["num_gpus"] for point in points]
@@ -85,7 +85,7 @@ def plot_weak_scaling(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     ax
         Axes to draw on; new ones where absent.
     """
-    series = weak_series(table)
+    series = weak_scaling_series(table)
     ax = given_or_new_axes(ax, 8.0, 5.0)
     for colour, (name, points) in zip(GROUP_COLOURS * 2, list(series.items())[:MOST_SERIES], strict=False):
         gpus = [point["num_gpus"] for point in points]

@@ -105,6 +105,6 @@ def remove_clutter(ax: Axes, *, grid_axis: str) -> None:
 
 def plan_labels(plans: Iterable[Plan]) -> list[str]:
     """Short names of plans for an axis."""
-    from mofa.report.phrases import strategy_lines
+    from mofa.report.phrases import strategy_in_two_lines
 
-    return [f"{i}: {strategy_lines(plan.strategy)}" for i, plan in enumerate(plans, start=1)]
+    return [f"{i}: {strategy_in_two_lines(plan.strategy)}" for i, plan in enumerate(plans, start=1)]

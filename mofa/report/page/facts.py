@@ -71,8 +71,8 @@ class ReportFacts:
         return self.analysed
 
     @cached_property
-    def page_document(self) -> dict[str, Any]:
-        """What the page carries: ``result`` is what ``--json`` prints, beside it what the report adds."""
+    def page_json(self) -> dict[str, Any]:
+        """The page's JSON, as Python values: ``result`` is what ``--json`` prints, beside it what the report adds."""
         parts = {"result": self.report, "best": self.explained, "analysis": self.analysed, "own": self.own}
         shown: dict[str, Any] = {
             name: None if part is None else part.model_dump(mode="json") for name, part in parts.items()
@@ -89,13 +89,13 @@ class ReportFacts:
         return self.report.plans[:MOST_PLANS]
 
     @cached_property
-    def page_document_text(self) -> str:
-        """The same as JSON text."""
-        return json.dumps(self.page_document, separators=(",", ":"), allow_nan=False)
+    def page_json_text(self) -> str:
+        """The page's JSON (:attr:`page_json`) as text."""
+        return json.dumps(self.page_json, separators=(",", ":"), allow_nan=False)
 
     def value_at_path(self, path: str) -> Any:
         """What stands in the document under keys and positions, None where nothing does."""
-        node: Any = self.page_document
+        node: Any = self.page_json
         for key in path.split("."):
             if node is None:
                 return None

@@ -41,7 +41,7 @@ def page_html(facts: ReportFacts, sections: Sequence[Section], title: str) -> st
         css=Markup(page_source_file_text("page.css")),
         script=Markup(page_source_file_text("charts.js") + page_source_file_text("page.js")),
         plotly=Markup(packed_plotly_library()),
-        document=Markup(script_safe(facts.page_document_text)),
+        document=Markup(script_safe(facts.page_json_text)),
         charts=Markup(script_safe(json.dumps(charts_of(sections), separators=(",", ":"), allow_nan=False))),
     )  # fmt: skip
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mofa.plan.result import Estimate
 
 
-def own_section(facts: ReportFacts) -> Section | None:
+def user_strategy_section(facts: ReportFacts) -> Section | None:
     """What the user runs today beside the plan; None where there is nothing."""
     own = facts.own
     if own is None:

@@ -43,7 +43,7 @@ def provenance_section(facts: ReportFacts) -> Section:
                 columns, facts.hardware, folded=f"{len(facts.hardware)} facts of the machines, with their sources"
             )
         )
-    places = [place for place in PLACES if facts.page_document[place[0]] is not None]
+    places = [place for place in PLACES if facts.page_json[place[0]] is not None]
     if facts.step is None:
         places[1] = ("best", "the best plan again, in closed form; nothing was played out")
     parts.append(DataTable(

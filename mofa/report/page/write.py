@@ -14,7 +14,7 @@ from mofa.report.page.html import page_html
 from mofa.report.page.limits_section import limits_section, step_section
 from mofa.report.page.markdown import page_markdown
 from mofa.report.page.memory_section import memory_section
-from mofa.report.page.own_section import own_section
+from mofa.report.page.own_section import user_strategy_section
 from mofa.report.page.provenance_section import assumptions_section, launch_section, provenance_section
 from mofa.report.page.question_section import answer_section, question_section
 from mofa.report.page.sensitivity_section import sensitivity_section
@@ -27,7 +27,8 @@ HTML, MARKDOWN = "report.html", "report.md"
 def report_sections(facts: ReportFacts) -> list[Section]:
     """What a report shows, in order; the user's own configuration leads where there is one."""
     sections = [
-        own_section(facts), question_section(facts), answer_section(facts), why_section(facts), limits_section(facts),
+        user_strategy_section(facts), question_section(facts), answer_section(facts), why_section(facts),
+        limits_section(facts),
         memory_section(facts), front_section(facts), alternatives_section(facts), timeline_section(facts),
         sensitivity_section(facts), accuracy_section(facts), provenance_section(facts), assumptions_section(facts),
         launch_section(facts),

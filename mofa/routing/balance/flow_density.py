@@ -12,19 +12,19 @@ _SCALE = 2**20
 """Capacities are whole numbers: a token is so many units."""
 
 
-def max_density(hosts: NDArray[np.bool_], loads: FloatA) -> FloatA:
+def max_induced_density(hosts: NDArray[np.bool_], loads: FloatA) -> FloatA:
     """The maximum induced density, by all subsets of few GPUs or by flows. (..., E) -> (...) [tokens]
 
-    >>> max_density(np.array([[True, True, False], [False, False, True]]), np.array([[6.0, 2.0], [2.0, 3.0]]))
+    >>> max_induced_density(np.array([[True, True, False], [False, False, True]]), np.array([[6.0, 2.0], [2.0, 3.0]]))
     array([3., 3.])
     """
     if hosts.shape[1] <= MAX_GPUS // 2:  # beyond, a table of all subsets takes longer than a few flows
         return induced_density(hosts, loads)
     flat = loads.reshape(-1, hosts.shape[0])
-    return np.array([max_density_by_flows(hosts, load) for load in flat]).reshape(loads.shape[:-1])
+    return np.array([max_induced_density_by_flows(hosts, load) for load in flat]).reshape(loads.shape[:-1])
 
 
-def max_density_by_flows(hosts: NDArray[np.bool_], load: FloatA) -> float:
+def max_induced_density_by_flows(hosts: NDArray[np.bool_], load: FloatA) -> float:
     """The maximum induced density by Dinkelbach's iteration over minimum cuts.
 
     Parameters
@@ -46,7 +46,7 @@ def max_density_by_flows(hosts: NDArray[np.bool_], load: FloatA) -> float:
 
     Examples
     --------
-    >>> max_density_by_flows(np.array([[True, True, False], [False, False, True]]), np.array([6.0, 2.0]))
+    >>> max_induced_density_by_flows(np.array([[True, True, False], [False, False, True]]), np.array([6.0, 2.0]))
     3.0
     """
     from ortools.graph.python.max_flow import SimpleMaxFlow

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mofa.errors import SpecError
-from mofa.routing.balance.flow_density import max_density
+from mofa.routing.balance.flow_density import max_induced_density
 from mofa.routing.placement import Placement, placement_dealt_at_random, replica_counts
 
 FloatA = NDArray[np.float64]
@@ -37,8 +37,9 @@ def asymmetric_placement(
 
     Examples
     --------
-    >>> placed = asymmetric_placement(np.array([9.0, 1.0, 1.0, 1.0]), 4, 2)
-    >>> placed.copies.sum(axis=1).tolist(), float(max_density(placed.has_replica, np.array([9.0, 1.0, 1.0, 1.0])))
+    >>> loads = np.array([9.0, 1.0, 1.0, 1.0])
+    >>> placed = asymmetric_placement(loads, 4, 2)
+    >>> placed.copies.sum(axis=1).tolist(), float(max_induced_density(placed.has_replica, loads))
     ([4, 2, 1, 1], 3.0)
     """
     if samples < 1:
@@ -50,7 +51,7 @@ def asymmetric_placement(
     best: tuple[float, Placement] | None = None
     for _ in range(samples):
         placed = placement_dealt_at_random(load, counts, num_gpus, rng)
-        density = float(max_density(placed.has_replica, load))
+        density = float(max_induced_density(placed.has_replica, load))
         if best is None or density < best[0]:
             best = density, placed
         if density <= load.sum() / num_gpus * (1 + 1e-9):
@@ -119,8 +120,8 @@ def better_placement(
     """
     predicted = recent.mean(axis=0)
     mean = predicted.sum() / placement.num_gpus
-    present = float(max_density(placement.has_replica, predicted))
+    present = float(max_induced_density(placement.has_replica, predicted))
     if present <= rule.threshold * mean:
         return None
     new = asymmetric_placement(predicted, placement.num_gpus, slots, samples=rule.samples, seed=seed)
-    return new if float(max_density(new.has_replica, predicted)) < present else None
+    return new if float(max_induced_density(new.has_replica, predicted)) < present else None

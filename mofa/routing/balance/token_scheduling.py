@@ -17,7 +17,7 @@ from mofa.routing.balance.baselines import (
 )
 from mofa.routing.balance.communication_lp import CommunicationScheduler
 from mofa.routing.balance.flow import FlowScheduler
-from mofa.routing.balance.flow_density import max_density
+from mofa.routing.balance.flow_density import max_induced_density
 from mofa.routing.balance.place import better_placement, is_placement_check_due
 from mofa.routing.balance.replica_lp import ReplicaScheduler, TokenSchedule
 from mofa.routing.balance.setup import BalanceSetup
@@ -117,8 +117,8 @@ def play_micro_batches(
     rows["plain"] = tokens_per_gpu_without_balancing(inputs, setup)
     within_capacity = drop_tokens_beyond_capacity(inputs, setup.capacity_factor)
     ratio["capacity"] = tokens_per_gpu_without_balancing(within_capacity, setup).max(axis=-1)
-    ratio["lower_bound"] = max_density(fixed.has_replica, loads.astype(float))
-    ratio["micro_moe_random"] = np.ceil(max_density(random.has_replica, loads.astype(float)) - 1e-6)
+    ratio["lower_bound"] = max_induced_density(fixed.has_replica, loads.astype(float))
+    ratio["micro_moe_random"] = np.ceil(max_induced_density(random.has_replica, loads.astype(float)) - 1e-6)
     moved: list[int] = []
     since: list[int] = []
     for layer in range(layers):

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from mofa.cost.roofline import kernel_totals_by_kind
 from mofa.plan.plan_analysis import PlanAnalysis, ResourceChange, Roofline, RooflinePoint
 from mofa.plan.result import Plan
-from mofa.search.analysis.near_runs import nearest_runs
+from mofa.search.analysis.near_runs import nearest_measured_runs
 from mofa.search.analysis.strategy_changes import strategy_changes
-from mofa.search.one_plan import estimated_step_s
+from mofa.search.one_plan import step_s_of_strategy
 from mofa.search.space_constraints import SpaceConstraints
 from mofa.search.strategy_estimator import strategy_estimator
 from mofa.search.to_plan.builder import margin_bytes
@@ -56,7 +56,7 @@ def analyse_plan(
         roofline=roofline,
         resources=resource_changes(workload, cluster, framework, plan),
         changes=strategy_changes(workload, cluster, framework, plan.strategy, constraints, option_sets),
-        near_runs=nearest_runs(workload, cluster, framework, plan.time.exposed["host_idle"] / plan.step_s),
+        near_runs=nearest_measured_runs(workload, cluster, framework, plan.time.exposed["host_idle"] / plan.step_s),
     )
 
 
@@ -71,12 +71,12 @@ def resource_changes(
         The job, the GPUs that compute, the framework of the plan.
     plan
         Its strategy is costed anew, in closed form; no other is searched for
-        (:func:`mofa.search.key_factors.changed_machines.key_resources` searches). Whether it fits is said by its own
-        memory and the margin of the changed machines.
+        (:func:`~mofa.search.key_factors.changed_machines.resource_sensitivities` searches). Whether it fits is said by
+        its own memory and the margin of the changed machines.
     """
 
     def step_s(machines: ClusterSpec) -> float:
-        return estimated_step_s(workload, machines, plan.strategy, framework=framework, replay=False)
+        return step_s_of_strategy(workload, machines, plan.strategy, framework=framework, replay=False)
 
     base_s, base_margin = step_s(cluster), margin_bytes(cluster, framework)
     needed = plan.memory.device_bytes + plan.memory.margin_bytes - base_margin

@@ -15,7 +15,7 @@ NEAREST = 12
 """Runs that a report names. [-]"""
 
 
-def nearest_runs(
+def nearest_measured_runs(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, host_idle_fraction: float
 ) -> tuple[NearRun, ...]:
     """The runs that differ least from a job in what residuals go by, then in their number of GPUs.

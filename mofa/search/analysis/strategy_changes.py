@@ -87,7 +87,7 @@ def _option_sets_of(
     """Searched sets of options, without what says nothing of a changed strategy.
 
     Overlap of tensor parallelism needs tp, a dispatcher experts on several ranks. What gathering at once needs says
-    :func:`mofa.search.space.gathers_needlessly_at_once`.
+    :func:`mofa.search.space.gathers_at_once_without_gain`.
     """
     sets = []
     for options in searched:

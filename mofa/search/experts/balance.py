@@ -78,7 +78,7 @@ class AdaptivePlacement(Spec):
 
 
 class LayerBalance(Spec):
-    """Results of one layer, averaged over micro-batches. [-]"""
+    """How balanced experts of one layer are under each scheme, averaged over micro-batches. [-]"""
 
     layer: int = Field(ge=0, description="Index among the layers with experts, from 0. [-]")
     max_over_mean: dict[str, float] = Field(description="Fullest GPU over the mean, by scheme. [-]")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.cost.block.routing_loads import RoutingLoads, ScheduledLoads
+from mofa.cost.block.routing_loads import LoadsWithTokenScheduling, RoutingLoads
 from mofa.errors import SpecError, StrategyError
 from mofa.plan.result import Plan
 from mofa.routing.counts import read_counts
@@ -138,7 +138,7 @@ def balance_report_with_step(
     def step(scheme: str) -> Plan:
         """The plan under one scheme's load: scheduled in the merged group, or plain expert parallelism."""
         if scheme.startswith("micro_moe"):
-            given = ScheduledLoads(ratio[scheme], memory_ratios[scheme], sent[scheme] / uniform, overhead_s)
+            given = LoadsWithTokenScheduling(ratio[scheme], memory_ratios[scheme], sent[scheme] / uniform, overhead_s)
             loads, table = RoutingLoads({}, {}, {ep: given}), replace(row, balancing=np.array([1]))
         else:
             loads, table = RoutingLoads({ep: ratio[scheme]}, {ep: memory_ratios["plain"]}), row

@@ -30,8 +30,8 @@ MANY = 65_536
 
 
 @dataclass(frozen=True)
-class BlockGpuSeconds:
-    """What blocks depend on, a row each, and the least that a step takes with them.
+class LeastStepGpuSeconds:
+    """The least GPU-seconds of a step, for each combination of degrees that blocks depend on: a row each.
 
     Attributes
     ----------
@@ -56,7 +56,7 @@ def may_defer_weight_gradients(schedule: str) -> bool:
     return SCHEDULES[schedule].defers_weight_gradients
 
 
-def least_block_gpu_seconds(job: JobAndMachines, space: StrategySpace) -> dict[bool, BlockGpuSeconds]:
+def least_block_gpu_seconds(job: JobAndMachines, space: StrategySpace) -> dict[bool, LeastStepGpuSeconds]:
     """The least GPU seconds that all blocks of a space take: of schedules that defer weight gradients (``True``), and
     of the others.
 
@@ -79,7 +79,7 @@ def least_block_gpu_seconds(job: JobAndMachines, space: StrategySpace) -> dict[b
                 each[:, of] = np.minimum(each[:, of], _seconds(job, some, halved))
         share = 1.0 - largest_step_share_saved_by_recomputing(job.framework)
         gpus = table.tp * table.cp * job.workload.batch.global_batch / table.micro_batch * share
-        least[halved] = BlockGpuSeconds(table, each[0] * gpus, each[1:] * gpus, layers)
+        least[halved] = LeastStepGpuSeconds(table, each[0] * gpus, each[1:] * gpus, layers)
     return least
 
 

@@ -16,8 +16,8 @@ from mofa.search.fewer_gpus.numbers_together import (
     FEW_NUMBERS,
     LegalRowsOfGpuCount,
     RowsOnFewerGpus,
-    cost_wanted_rows,
     cost_wanted_rows_least_bound_first,
+    cost_wanted_rows_of_gpu_count,
 )
 from mofa.search.fewer_gpus.rows_that_may_win import SpaceOnFewerGpus
 from mofa.search.goals import TIED, BestRowsGoal
@@ -108,7 +108,7 @@ def faster_rows_on_fewer_gpus(
         first, left, tried = left[:number], left[number:], tried + number
         legal = [rows for part in first if (rows := _legal_rows(part, goal, on_all)) is not None]
         found_rows += (
-            [cost_wanted_rows(rows, goal) for rows in legal]
+            [cost_wanted_rows_of_gpu_count(rows, goal) for rows in legal]
             if number == 1
             else cost_wanted_rows_least_bound_first(legal, goal)
         )
@@ -142,7 +142,7 @@ def _parts(job: JobAndMachines, constrained: Constrained, limit: float) -> list[
 
 def _legal_rows(part: SpaceOnFewerGpus, goal: BestRowsGoal, on_all: RowsOnAllGpus) -> LegalRowsOfGpuCount | None:
     """The rows of a number of GPUs that the goal may want, by what their blocks take and by their siblings."""
-    if (rows_and_work := part.rows_below(goal.last_wanted_key)) is None:
+    if (rows_and_work := part.rows_below_step_limit(goal.last_wanted_key)) is None:
         return None
     rows, gpu_s = rows_and_work
     verdict = check_strategies(part.job, rows)

@@ -49,8 +49,8 @@ class LegalRowsOfGpuCount(NamedTuple):
     shortfall: NDArray[np.float64]
 
 
-def cost_wanted_rows(legal: LegalRowsOfGpuCount, goal: BestRowsGoal) -> RowsOnFewerGpus:
-    """The rows that the goal may want, costed."""
+def cost_wanted_rows_of_gpu_count(legal: LegalRowsOfGpuCount, goal: BestRowsGoal) -> RowsOnFewerGpus:
+    """The rows of one number of GPUs that the goal may still be after, costed."""
     loads = routing_loads_by_ep(legal.job.workload, legal.rows.degrees)
     rows = cost_rows_for_goal(legal.job, loads, legal.rows, legal.reason, legal.shortfall, goal)
     return RowsOnFewerGpus(legal.job.cluster, legal.rows, rows.space, rows.costed, rows.reason, rows.shortfall)
@@ -68,13 +68,13 @@ def cost_wanted_rows_least_bound_first(legal: list[LegalRowsOfGpuCount], goal: B
         left = [rows for _, rows in bounded]
         number = _number_together(left, most) if joins else 1
         if number > 1:
-            out += cost_rows_of_gpu_counts(left[:number], goal)
+            out += cost_all_legal_rows_of_gpu_counts(left[:number], goal)
             bounded, most = _that_may_win(left[number:], goal), most * GROWTH
         elif joins and (number := _number_together(left, MANY_ROWS)) > 1:
-            out += cost_wanted_rows_at_once(left[:number], goal)
+            out += cost_wanted_rows_of_gpu_counts(left[:number], goal)
             bounded = _that_may_win(left[number:], goal)
         else:
-            out.append(cost_wanted_rows(left[0], goal))
+            out.append(cost_wanted_rows_of_gpu_count(left[0], goal))
             bounded = bounded[1:]
     return out
 
@@ -94,8 +94,10 @@ def _number_together(legal: Sequence[LegalRowsOfGpuCount], most_rows: int) -> in
     return max(1, min(other, int(np.searchsorted(rows, most_rows, side="right"))))
 
 
-def cost_rows_of_gpu_counts(legal: Sequence[LegalRowsOfGpuCount], goal: BestRowsGoal) -> list[RowsOnFewerGpus]:
-    """All legal rows of some numbers of GPUs."""
+def cost_all_legal_rows_of_gpu_counts(
+    legal: Sequence[LegalRowsOfGpuCount], goal: BestRowsGoal
+) -> list[RowsOnFewerGpus]:
+    """All legal rows of several numbers of GPUs, costed in one go."""
     job, space, reason, shortfall = _joined(legal)
     loads = routing_loads_by_ep(job.workload, space.degrees)
     with WorkerProcesses(1) as workers:
@@ -106,8 +108,8 @@ def cost_rows_of_gpu_counts(legal: Sequence[LegalRowsOfGpuCount], goal: BestRows
     return _by_number(legal, costed)
 
 
-def cost_wanted_rows_at_once(legal: Sequence[LegalRowsOfGpuCount], goal: BestRowsGoal) -> list[RowsOnFewerGpus]:
-    """The rows of some numbers of GPUs that the goal may want: as :func:`cost_wanted_rows`, in one go."""
+def cost_wanted_rows_of_gpu_counts(legal: Sequence[LegalRowsOfGpuCount], goal: BestRowsGoal) -> list[RowsOnFewerGpus]:
+    """The rows of several numbers of GPUs that the goal may still be after, costed in one go."""
     job, space, reason, shortfall = _joined(legal)
     loads = routing_loads_by_ep(job.workload, space.degrees)
     return _by_number(legal, cost_rows_for_goal(job, loads, space, reason, shortfall, goal))

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from mofa.cost.lower_bounds.steps import power_averaged_lower_bound_s
 from mofa.cost.option_sets import options_that_blocks_read
-from mofa.search.fewer_gpus.block_work import BlockGpuSeconds, may_defer_weight_gradients
+from mofa.search.fewer_gpus.block_work import LeastStepGpuSeconds, may_defer_weight_gradients
 from mofa.search.legality.masks import JobAndMachines
 from mofa.search.space import (
     SpaceCombinations,
     StrategySpace,
     combinations_of_space,
-    gathers_needlessly_at_once,
+    gathers_at_once_without_gain,
     with_derived_degrees,
 )
 from mofa.specs.strategy import StrategyTable
@@ -55,14 +55,14 @@ class SpaceOnFewerGpus:
 
     job: JobAndMachines
     space: StrategySpace
-    work: Mapping[bool, BlockGpuSeconds]
+    work: Mapping[bool, LeastStepGpuSeconds]
 
     def least_step_s(self, limit_s: float) -> float:
         """The least that any step takes; infinite where that is not below the limit. [s]"""
         grids = (grid for halved in self.work for grid in self._grids(halved, limit_s))
         return min((float(grid.bound_s.min()) for grid in grids), default=np.inf)
 
-    def rows_below(self, limit_s: float) -> tuple[SpaceCombinations, FloatN] | None:
+    def rows_below_step_limit(self, limit_s: float) -> tuple[SpaceCombinations, FloatN] | None:
         """The strategies whose steps may take less than the limit, and GPU-seconds of their degrees; None without any.
 
         The GPU-seconds, (c,), are what the degrees' blocks take in a step at least. [s]
@@ -103,7 +103,7 @@ class SpaceOnFewerGpus:
             and space.dp in (None, num_gpus // (tp * cp * pp))
         ]  # fmt: skip
 
-    def _bound_s(self, work: BlockGpuSeconds, blocks: Rows, pp: int, dp: int, halved: bool) -> FloatN:
+    def _bound_s(self, work: LeastStepGpuSeconds, blocks: Rows, pp: int, dp: int, halved: bool) -> FloatN:
         """What the steps of blocks take at least on pp x dp. (b,) [s]
 
         Notes
@@ -146,7 +146,7 @@ class SpaceOnFewerGpus:
         ]  # fmt: skip
         several = (columns[2] > 1) | (columns[3] == 1)  # without a pipeline there is one chunk
         num_gpus = self.job.cluster.num_gpus
-        several &= ~gathers_needlessly_at_once(self.space, columns[10], columns[0], columns[2], columns[3], num_gpus)
+        several &= ~gathers_at_once_without_gain(self.space, columns[10], columns[0], columns[2], columns[3], num_gpus)
         columns = [column[several] for column in columns]
         modes = tuple(dict.fromkeys(mode for mode, _ in self.space.recompute))
         degrees = with_derived_degrees(columns, self.space, modes, self.job.cluster, self.job.framework)

@@ -13,8 +13,8 @@ BestPlans = Callable[[Sequence[FactorSearch]], Sequence[FactorPlan | str | None]
 """Makes the searches that it is given, in as many processes as there may be."""
 
 
-def key_resources(search: FactorSearch, best: FactorPlan, best_plans: BestPlans) -> tuple[KeyResource, ...]:
-    """Each resource with a tenth less and a tenth more of it, the strongest first.
+def resource_sensitivities(search: FactorSearch, best: FactorPlan, best_plans: BestPlans) -> tuple[KeyResource, ...]:
+    """How the best step changes with a tenth less and a tenth more of each resource, the strongest first.
 
     Parameters
     ----------

@@ -43,8 +43,8 @@ class Optimisation:
     """Degrees without which no plan has it."""
 
     @property
-    def fields(self) -> frozenset[str]:
-        """Fields of a strategy that it may set, by the names of ``--fix``."""
+    def strategy_fields(self) -> frozenset[str]:
+        """Fields of a strategy that the optimisation may set, by the names of ``--fix``."""
         words = (*self.without, *self.with_, *self.framework_off)
         return frozenset("balancing" if word == "micro_moe" else word for word in words)
 
@@ -124,7 +124,7 @@ def why_optimisation_unavailable(optimisation: Optimisation, search: FactorSearc
     """
     if optimisation.needs_experts and search.workload.model.moe is None:
         return "needs experts"
-    if fixed := sorted(optimisation.fields & set(search.fix)):
+    if fixed := sorted(optimisation.strategy_fields & set(search.fix)):
         return f"as --fix {fixed[0]} has it"
     if given := sorted({*optimisation.with_} & {*search.with_}):
         return f"--with {given[0]} is in every plan"

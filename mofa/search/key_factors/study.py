@@ -15,7 +15,7 @@ from mofa.search.entry_points import find_plans
 from mofa.search.goodput import LongRunObjective
 from mofa.search.job_setup import with_numerics
 from mofa.search.key_factors.ablation import Ablation, ablation
-from mofa.search.key_factors.changed_machines import key_resources
+from mofa.search.key_factors.changed_machines import resource_sensitivities
 from mofa.search.key_factors.factor_search import FactorSearch, best_plan_or_refusal
 from mofa.search.long_run.spare_nodes import find_long_runs, without_spares
 from mofa.search.one_plan import plan_with_replayed_time
@@ -116,7 +116,9 @@ def key_factors(
             raise NothingFits(
                 f"{workload.name} on {_gpus_text(search.cluster.num_gpus)}: nothing fits on all; add GPUs"
             )
-        resources = key_resources(search, best, lambda searches: best_plans(searches, "plans on changed machines"))
+        resources = resource_sensitivities(
+            search, best, lambda searches: best_plans(searches, "plans on changed machines")
+        )
         added = Ablation(None, ())
         if optimisations:
             added = ablation(search, best, lambda searches: best_plans(searches, "plans with fewer optimisations"))

@@ -10,7 +10,7 @@ import numpy as np
 from mofa.search.layout_search.layer_moves import MOST_TRIED, LayerMoves
 from mofa.search.layout_search.problem_from_strategy import (
     split_of_strategy,
-    timed_split_problem_of_strategy,
+    split_problem_without_bytes,
     with_bytes_of_strategy,
 )
 from mofa.search.layout_search.shortest_split import ShortestSplit, shortest_split
@@ -32,7 +32,7 @@ class CandidateLayouts:
     def __init__(self, candidate: CandidatePlan, *, keep_recomputed: bool = False) -> None:
         self.candidate = candidate
         self.limit_bytes = memory_limit_bytes(*candidate.job[1:3])
-        self._timed = timed_split_problem_of_strategy(
+        self._timed = split_problem_without_bytes(
             candidate.estimator, self.limit_bytes, keep_recomputed=keep_recomputed
         )
         self._by_split: dict[ChunkLayers, CandidatePlan] = {}
@@ -80,7 +80,7 @@ class CandidateLayouts:
 
     @property
     def likely_step_s(self) -> float:
-        """The same with the fill and the drain of chunks that are all alike. [s]"""
+        """The step that the best layout likely reaches: with fill and drain of chunks that are all alike. [s]"""
         problem = self.timed_split_problem
         chunks, clock = len(problem.ranks), problem.schedule_clock
         pp = len(problem.bytes_without_layers)

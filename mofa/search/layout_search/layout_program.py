@@ -89,7 +89,7 @@ class LayoutIntegerProgram:
         self._counts = [
             [
                 (self._count(begins[p + 1][k] - until[p][k]), self._count(until[p][k] - begins[p][k]))
-                for k in range(problem.num_kinds)
+                for k in range(problem.num_layer_kinds)
             ]
             for p in range(chunks)
         ]  # fmt: skip
@@ -108,7 +108,7 @@ class LayoutIntegerProgram:
         """How many layers of each kind are ahead of a place; of the most frequent kind all that are none of others."""
         known = self._ahead.get(place.index)
         if known is None:
-            of_kind = [self._ahead_of_kind(place, kind) for kind in range(self.problem.num_kinds)]
+            of_kind = [self._ahead_of_kind(place, kind) for kind in range(self.problem.num_layer_kinds)]
             most = self.problem.most_frequent_kind
             of_kind[most] = place - sum(of_kind[:most] + of_kind[most + 1 :])
             known = self._ahead[place.index] = of_kind
@@ -177,7 +177,7 @@ class LayoutIntegerProgram:
             total = total + int(of_predictions / unit) * self._has_predictions[chunk]
         return total
 
-    def add_path(self, path: ComputationPath) -> None:
+    def add_path_constraint(self, path: ComputationPath) -> None:
         """Let the step take as long as a path at least."""
         problem, pipeline, unit_s = self.problem, self.problem.schedule_clock, self.step_unit_s
         rank, number = problem.chunk_places
@@ -253,7 +253,7 @@ class LayoutIntegerProgram:
         less = []
         counts = problem.layer_counts([split])[0].tolist()
         for p in problem.chunks_of_rank(rank):
-            for k in range(problem.num_kinds):
+            for k in range(problem.num_layer_kinds):
                 for mode in range(2):
                     if counts[p][k][mode]:
                         lower = self.model.new_bool_var("")
@@ -263,7 +263,7 @@ class LayoutIntegerProgram:
                 less.append(~self._has_predictions[p])
         self.model.add_bool_or(less)
 
-    def exclude(self, split: ChunkLayers) -> None:
+    def exclude_split(self, split: ChunkLayers) -> None:
         """Leave a split out, whose step is known."""
         model, differs = self.model, [~self._has_predictions[split.prediction_chunk]]
         places = [*zip(self._begins[1:-1], np.cumsum(split.layers[:-1]).tolist(), strict=True)]

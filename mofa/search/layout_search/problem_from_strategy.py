@@ -18,9 +18,9 @@ from mofa.cost.rows import GatheredRows
 from mofa.cost.stages import in_flight_at_first_backward
 from mofa.cost.step_time.hand_over import hop_seconds, slowdown_beside_hops
 from mofa.cost.step_time.longest_paths import FormulaPaths, LongestPaths
-from mofa.cost.step_time.micro_batch import MicroBatchPasses, exchange_host_s, micro_batch_passes
+from mofa.cost.step_time.micro_batch import MicroBatchPasses, host_s_around_exchange, micro_batch_passes
 from mofa.search.layout_search.split_problem import ChunkLayers, FloatA, IntA, LayerSplitProblem, ScheduleTimer
-from mofa.specs.params import layer_params, mtp_params
+from mofa.specs.params import layer_params, mtp_layer_params
 
 MORE_RECOMPUTED = 2
 """Layers above those of an even chunk that may be recomputed of every chunk. [-]"""
@@ -53,14 +53,14 @@ def split_problem_of_strategy(
     n-th layer of a rank, as torchtitan selects them, is none of both. Where forwards run beside backwards, what a layer
     takes depends on which one it runs beside: no split is searched.
     """
-    timed = timed_split_problem_of_strategy(estimator, limit_bytes, keep_recomputed=keep_recomputed)
+    timed = split_problem_without_bytes(estimator, limit_bytes, keep_recomputed=keep_recomputed)
     return None if timed is None else with_bytes_of_strategy(timed, estimator)
 
 
-def timed_split_problem_of_strategy(
+def split_problem_without_bytes(
     estimator: TableEstimator, limit_bytes: float, *, keep_recomputed: bool = False
 ) -> LayerSplitProblem | None:
-    """The same without bytes, which few strategies are asked for: a bound on steps leaves the others out."""
+    """The problem of a strategy's split without bytes: few are asked for those, as a bound leaves others out."""
     rows, stages, framework = estimator.row_with_every_stage, estimator.stages_of_row(), estimator.framework
     mode = rows.table.recompute_modes[int(rows.table.recompute[0])]
     if stages.pp == 1 or not framework.traits.takes_layouts or mode.kind == "every":
@@ -160,7 +160,7 @@ def _chunk_seconds(rows: GatheredRows, each: MicroBatchPasses) -> FloatA:
         return np.stack([forward_s, backward_s])
     rested_s = each.passes_after_wait_s()[0][:, None]
     if host_waits_at_exchanges(rows):  # each pass counts with what it receives for
-        exchange_s = float(hop_seconds(rows)[0]) + rows.cluster.sync_s + exchange_host_s(rows)[1]
+        exchange_s = float(hop_seconds(rows)[0]) + rows.cluster.sync_s + host_s_around_exchange(rows)[1]
         stages = rows.stage_layers.stages
         received = exchange_s * stages.chunks_that_receive[:, :1], exchange_s * stages.chunks_that_send[:, -1:]
         forward_s, backward_s = forward_s + received[0], backward_s + received[1]
@@ -175,7 +175,7 @@ def _layer_seconds(rows: GatheredRows, layers: LayerArrays, each: MicroBatchPass
     layer. (3, kinds, 2) [s]
     """
     forward_s, backward_s, weights_s = (
-        _of_row(rows, of) for of in (layers.forward_s, layers.backward_s, layers.weights_s)
+        _of_row(rows, of) for of in (layers.forward_s, layers.backward_s, layers.weight_backward_s)
     )
     both_s = forward_s + backward_s
     part = weights_s / backward_s
@@ -220,7 +220,7 @@ def _bytes(rows: GatheredRows, place: tuple[IntA, IntA]) -> tuple[FloatA, FloatA
     layer_bytes = flight[:, None, None] * saved + (bytes_per_param @ np.stack([dense, expert]))[None, :, None]
     prediction_bytes = np.zeros(len(flight))
     if rows.mtp is not None:
-        p, mode = mtp_params(model), int(rows.mtp_mode_indices[0] == rows.full_mode_index[0])
+        p, mode = mtp_layer_params(model), int(rows.mtp_mode_indices[0] == rows.full_mode_index[0])
         saved = _of_row(rows, rows.mtp.saved_bytes) + _of_row(rows, rows.mtp.saved_rounding_bytes)
         copied = (p.matrices_tp + p.shared) / tp + p.replicated, p.routed / spread
         depth = model.num_mtp_layers

@@ -15,7 +15,11 @@ from mofa.plan.result import Plan
 from mofa.search.fewer_gpus.merge_plans import with_idle_gpus
 from mofa.search.job_setup import routing_loads_by_ep, with_numerics
 from mofa.search.layout_search.candidate_layouts import CandidateLayouts
-from mofa.search.layout_search.screening import LayoutContender, layout_contenders, search_layouts_of_contenders
+from mofa.search.layout_search.screening import (
+    StrategyForLayoutSearch,
+    search_layouts_of_strategies,
+    strategies_for_layout_search,
+)
 from mofa.search.layout_search.shortest_split import CLOSE_ENOUGH, WORK
 from mofa.search.layout_search.split_problem import ChunkLayers
 from mofa.search.one_strategy import checked_strategy_row
@@ -168,10 +172,13 @@ def refine_layouts(search: Search, seconds: float = 12.0, *, progress: Progress 
     if not report.plans:
         return search
     keeps = "recompute=" in report.defaults.get("fixed", "")
-    some, for_screening_s = layout_contenders(search, partial(_candidate, search)), SCREENING_FRACTION * seconds
+    some, for_screening_s = (
+        strategies_for_layout_search(search, partial(_candidate, search)),
+        SCREENING_FRACTION * seconds,
+    )
     left_s = seconds - for_screening_s
     left_s += max(
-        search_layouts_of_contenders(some, for_screening_s, SECONDS_OF_WORK, len(report.plans), keep_recomputed=keeps),
+        search_layouts_of_strategies(some, for_screening_s, SECONDS_OF_WORK, len(report.plans), keep_recomputed=keeps),
         0.0,
     )
     ranked = [_Ranked(plan, plan) for plan in report.plans]
@@ -217,7 +224,7 @@ def _explain_best(ranked: list[_Ranked]) -> None:
 
 
 def _refine_best(
-    ranked: list[_Ranked], some: Sequence[LayoutContender], left_s: float, *, keep_recomputed: bool,
+    ranked: list[_Ranked], some: Sequence[StrategyForLayoutSearch], left_s: float, *, keep_recomputed: bool,
     progress: Progress | None,
 ) -> None:  # fmt: skip
     """Refine plans and other strategies in the order of what is known of their steps, while there is time.

@@ -34,8 +34,9 @@ MISSED = 1.25
 
 
 @dataclass
-class LayoutContender:
-    """A strategy that a layout may be searched for, and what is known of its steps in closed form. [s]
+class StrategyForLayoutSearch:
+    """A strategy that a pipeline layout may be searched for, with its steps in closed form by its own and by the best
+    layout that was found. [s]
 
     ``plan`` is its plan where it is among the best as it is. ``split`` is the best that was found.
     """
@@ -56,7 +57,9 @@ class LayoutContender:
         return min(self.screened_step_s, self.own_step_s if self.shape[-1] else math.inf)
 
 
-def layout_contenders(search: Search, candidate_of_plan: Callable[[Plan], CandidatePlan]) -> list[LayoutContender]:
+def strategies_for_layout_search(
+    search: Search, candidate_of_plan: Callable[[Plan], CandidatePlan]
+) -> list[StrategyForLayoutSearch]:
     """The plans of a search, and of each shape and recomputation the strategy with the shortest step beside them.
 
     Parameters
@@ -90,25 +93,30 @@ def layout_contenders(search: Search, candidate_of_plan: Callable[[Plan], Candid
         seen.add(kind)
         plan = plans.pop((table.row(i, search.framework.name), 0), None) if fits else None
         make = partial(candidate, i) if plan is None else partial(candidate_of_plan, plan)
-        out.append(LayoutContender(shape, make, float(timed.step_s[i]), plan))
+        out.append(StrategyForLayoutSearch(shape, make, float(timed.step_s[i]), plan))
     for plan in plans.values():
         if plan.layout is not None and plan.layout.by != "strategy":
             row = candidate_of_plan(plan).job[3]
             shape = int(row.pp[0]), int(row.vpp[0]), int(row.schedule[0]), True
             step_s = float(candidate_of_plan(plan).estimator.exposed_and_hidden_seconds(every_stage=True)[0].sum())
-            out.append(LayoutContender(shape, partial(candidate_of_plan, plan), step_s, plan))
+            out.append(StrategyForLayoutSearch(shape, partial(candidate_of_plan, plan), step_s, plan))
     return sorted(out, key=lambda each: each.own_step_s)
 
 
-def search_layouts_of_contenders(
-    some: Sequence[LayoutContender], seconds: float, seconds_of_work: float, wanted: int, *, keep_recomputed: bool
+def search_layouts_of_strategies(
+    some: Sequence[StrategyForLayoutSearch],
+    seconds: float,
+    seconds_of_work: float,
+    wanted: int,
+    *,
+    keep_recomputed: bool,
 ) -> float:
-    """Search the layouts of the contenders that may come among the best, until none is left or the time is over.
+    """Search the layouts of the strategies that may come among the best, until none is left or the time is over.
 
     Parameters
     ----------
     some
-        The contenders, the shortest steps first; what was found is put into them.
+        The strategies, the shortest steps first; what was found is put into them.
     seconds, seconds_of_work
         The time, and what a deterministic second of the solver counts for. [s]
     wanted
@@ -123,7 +131,7 @@ def search_layouts_of_contenders(
 
     Notes
     -----
-    A contender is left out where no layout could bring it among the wanted: the bound on its pipeline
+    A strategy is left out where no layout could bring it among the wanted: the bound on its pipeline
     (:attr:`mofa.search.layout_search.split_problem.LayerSplitProblem.least_pipeline_step_s`) leaves its step above
     theirs, or
     the lightest that its heaviest rank can be does.
@@ -131,7 +139,7 @@ def search_layouts_of_contenders(
     gains: dict[Shape, float] = {}
     left = {shape: [each for each in some if each.shape == shape] for shape in dict.fromkeys(c.shape for c in some)}
 
-    def layouts_of(each: LayoutContender) -> CandidateLayouts:
+    def layouts_of(each: StrategyForLayoutSearch) -> CandidateLayouts:
         if each.layouts is None:
             each.layouts = CandidateLayouts(each.make(), keep_recomputed=keep_recomputed)
         return each.layouts

@@ -124,7 +124,7 @@ class _Search:
         as close to it as asked for."""
         program = self.program()
         for path in self.problem.schedule_clock.paths_along_ranks():
-            program.add_path(path)
+            program.add_path_constraint(path)
         for split in self.steps_s:
             self._teach(program, split)
         for _ in range(MOST_PROGRAMS):
@@ -144,8 +144,8 @@ class _Search:
     def _teach(self, program: LayoutIntegerProgram, split: ChunkLayers) -> None:
         """Let a program know the longest paths of a split, and leave that out from now on."""
         for path in self.problem.schedule_clock.candidate_longest_paths(self.problem.computation_seconds([split])[0]):
-            program.add_path(path)
-        program.exclude(split)
+            program.add_path_constraint(path)
+        program.exclude_split(split)
 
 
 def shortest_split(

@@ -157,22 +157,25 @@ class LayerSplitProblem:
 
     @property
     def num_layers(self) -> int:
+        """Layers to deal out."""
         return len(self.kinds)
 
     @property
     def num_chunks(self) -> int:
+        """Chunks along the model that layers are dealt out to."""
         return len(self.ranks)
 
     @property
-    def num_kinds(self) -> int:
+    def num_layer_kinds(self) -> int:
+        """Kinds of layers that differ in time or memory."""
         return int(self.layer_s.shape[2])
 
     @cached_property
     def kind_prefix_counts(self) -> IntA:
         """Layers of each kind ahead of each layer, and of all of them. (K, L + 1)"""
         kinds = np.array(self.kinds, dtype=np.int64)
-        of_kind = kinds == np.arange(self.num_kinds)[:, None]
-        return np.concatenate([np.zeros((self.num_kinds, 1), dtype=np.int64), np.cumsum(of_kind, axis=1)], axis=1)
+        of_kind = kinds == np.arange(self.num_layer_kinds)[:, None]
+        return np.concatenate([np.zeros((self.num_layer_kinds, 1), dtype=np.int64), np.cumsum(of_kind, axis=1)], axis=1)
 
     @cached_property
     def most_frequent_kind(self) -> int:
@@ -228,7 +231,7 @@ class LayerSplitProblem:
         return steps_s
 
     def pipeline_step_s(self, split: ChunkLayers) -> float:
-        """The same of one split. [s]"""
+        """The pipeline's time of one split. [s]"""
         return float(self.pipeline_steps_s([split])[0])
 
     def bytes_by_rank(self, splits: Splits) -> FloatA:
@@ -281,7 +284,7 @@ class LayerSplitProblem:
 
     def splits_that_fit(self, splits: Splits) -> SplitTable:
         """Splits in which every rank holds something, and its memory, linear in its layers, is within the limit."""
-        table, some = _table_of(splits), max(MOST_CELLS // (2 * self.num_kinds * self.num_chunks), 1)
+        table, some = _table_of(splits), max(MOST_CELLS // (2 * self.num_layer_kinds * self.num_chunks), 1)
         if len(table) <= some:
             table = replace(table, layer_counts=self.layer_counts(table))
             return table.select_rows(self._fit(table))

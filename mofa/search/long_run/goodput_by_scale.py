@@ -240,7 +240,7 @@ def _search_on_all(
 
 def _most_spares(runs: LongRunObjective) -> int:
     """Most spare nodes: checkpoints' copies need a least number of computing nodes. [nodes]"""
-    return runs.num_nodes - runs.faults.checkpoint.least_nodes
+    return runs.num_nodes - runs.faults.checkpoint.least_nodes_for_copies
 
 
 def _no_spares(

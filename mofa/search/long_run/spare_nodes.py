@@ -202,7 +202,7 @@ def spare_counts_most_promising_first(judge: LongRunObjective, plan: Plan) -> li
     """
     node, nodes = judge.cluster.node.gpus_per_node, judge.num_nodes
     spares = np.arange(1, int(MOST_SPARES * nodes) + 1)
-    spares = spares[nodes - spares >= judge.faults.checkpoint.least_nodes]
+    spares = spares[nodes - spares >= judge.faults.checkpoint.least_nodes_for_copies]
     if len(spares) == 0:
         return []
     outlook = judge.long_run_outlook(

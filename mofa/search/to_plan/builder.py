@@ -33,11 +33,11 @@ from mofa.search.to_plan.borrowed_facts import borrowed_fact_notes
 from mofa.search.to_plan.layout_notes import launch_layout, layout_notes
 from mofa.search.to_plan.notes import (
     alignment_note,
-    balancing_note,
     closed_form_margin_note,
-    general_notes,
+    dispatch_by_index_note,
     host_notes,
-    index_dispatch_note,
+    notes_of_every_plan,
+    token_scheduling_note,
     unmeasured_model_notes,
     untested_option_notes,
 )
@@ -46,7 +46,7 @@ from mofa.search.to_plan.replayed_memory import (
     emptiest_and_fullest_expert_rank,
     expert_ranks_of_stage,
     memory_with_replayed_stages,
-    replayed_stage_memory,
+    stage_memory_of_replay,
 )
 from mofa.search.to_plan.replayed_time import DUST, exposed_times_by_stage
 from mofa.search.to_plan.step_band import step_band
@@ -88,10 +88,10 @@ def closed_form_margin_bytes(framework: FrameworkSpec, pp: int, reserved_bytes: 
     return load_closed_form_residuals().reserved_memory_residual(framework.name, pp).value * reserved_bytes
 
 
-def bytes_to_fit(
+def device_bytes_to_fit(
     framework: FrameworkSpec, pp: NDArray[np.int64], weighed: RowMemory, *, in_closed_form: bool
 ) -> NDArray[np.float64]:
-    """What must be no more than :func:`memory_limit_bytes`: each row's device bytes; if verdicts rest on closed forms
+    """What must fit :func:`memory_limit_bytes`: each row's device bytes; if verdicts rest on closed forms
     alone also what a replay may reserve beyond them, which :func:`mofa.estimate` leaves free then too. (n,) [B]"""
     if not in_closed_form:
         return weighed.device_bytes
@@ -247,13 +247,13 @@ class CandidatePlan:
         other.__dict__["estimator"] = self.estimator.with_layout(layout, layers)  # the same blocks
         return other
 
-    def replayed_stage_memory(self, r: int, spans: Sequence[Computation] = ()) -> StageMemory:
-        """The replayed memory of a rank, also over the time of a step where its computations' ``spans`` are given."""
+    def replay_stage_memory(self, r: int, spans: Sequence[Computation] = ()) -> StageMemory:
+        """Play a pipeline rank; its memory, also over the time of a step where computations' ``spans`` are given."""
         from mofa.replay.memory_curve import memory_over_last_step
 
         journal = self.replayer.rank_memory(r).journal
         curve = memory_over_last_step(journal, spans) if spans else None
-        stage = replayed_stage_memory(self.closed_form_memory.by_stage[r], self.replayer, curve)
+        stage = stage_memory_of_replay(self.closed_form_memory.by_stage[r], self.replayer, curve)
         journal.drop_event_arrays()  # those of all ranks of a long step are a GiB
         return stage
 
@@ -298,7 +298,7 @@ class CandidatePlan:
             self.replayed_lacking_bytes()
             return self._plan(
                 self.replayed_time,
-                memory_with_replayed_stages(closed, map(self.replayed_stage_memory, self.replayer.played_ranks)),
+                memory_with_replayed_stages(closed, map(self.replay_stage_memory, self.replayer.played_ranks)),
             )
         spans = self.replayer.replayed_time.spans
         self.replayed_time = replace(self.replayer.replayed_time, spans=())
@@ -307,7 +307,7 @@ class CandidatePlan:
         every = range(len(spans)) if ranks is None else ranks
         ranks = sorted(every, key=lambda r: (r in self.replayer.played_ranks, r))
         tasks = [(self, r, spans[r] if over_time else ()) for r in ranks]
-        stages = workers.map(_stage, tasks, local=lambda task: self.replayed_stage_memory(*task[1:]))
+        stages = workers.map(_stage, tasks, local=lambda task: self.replay_stage_memory(*task[1:]))
         return self._plan(self.replayed_time, memory_with_replayed_stages(closed, stages))
 
     def plan_with_certain_verdict(self, workers: WorkerProcesses | None = None) -> Plan:
@@ -373,7 +373,7 @@ def _stage(task: tuple[CandidatePlan, int, Sequence[Computation]]) -> StageMemor
         _last.update(number=candidate.number, candidate=candidate)
     known = _last["candidate"]
     assert isinstance(known, CandidatePlan)
-    return known.replayed_stage_memory(r, spans)
+    return known.replay_stage_memory(r, spans)
 
 
 _last: dict[str, object] = {}
@@ -417,12 +417,12 @@ def _plan(
         provenance=provenance_of_exposed(workload, cluster, framework, row, exposed, seen),
         costed_by="closed_form" if played is None else "replay",
         flops_convention=convention,
-        notes=general_notes(workload, cluster, framework, played is not None)
+        notes=notes_of_every_plan(workload, cluster, framework, played is not None)
         + host_notes(cluster, step_s, exposed["host_idle"])
         + unmeasured_model_notes(workload.model, framework)
         + untested_option_notes(workload, cluster, framework, row)
-        + index_dispatch_note(workload, framework, row)
-        + balancing_note(workload, row),
+        + dispatch_by_index_note(workload, framework, row)
+        + token_scheduling_note(workload, row),
     )
 
 

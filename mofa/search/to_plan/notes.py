@@ -56,7 +56,7 @@ def _routing_note(routing: RoutingSpec) -> str:
     return note
 
 
-def balancing_note(workload: WorkloadSpec, row: StrategyTable) -> tuple[str, ...]:
+def token_scheduling_note(workload: WorkloadSpec, row: StrategyTable) -> tuple[str, ...]:
     """Note on what token scheduling over replicas assumes."""
     if workload.model.moe is None or not row.balancing[0]:
         return ()
@@ -68,8 +68,8 @@ def balancing_note(workload: WorkloadSpec, row: StrategyTable) -> tuple[str, ...
     return (note,)
 
 
-def index_dispatch_note(workload: WorkloadSpec, framework: FrameworkSpec, row: StrategyTable) -> tuple[str, ...]:
-    """Note on the memory that dispatch by index saves."""
+def dispatch_by_index_note(workload: WorkloadSpec, framework: FrameworkSpec, row: StrategyTable) -> tuple[str, ...]:
+    """Note on the memory that MoEBlaze's dispatch by index saves; none where copies of tokens are made."""
     model = workload.model
     shared = int(row.ep[0]) * int(row.etp[0]) > 1
     if model.moe is None or framework.routed_copies == "materialised" or shared:
@@ -184,7 +184,7 @@ def closed_form_margin_note(framework: FrameworkSpec, pp: int) -> tuple[str, ...
     return (f"the margin has {more.value:.1%} of the reserved memory more, as no replay follows: {more.source}",)
 
 
-def general_notes(
+def notes_of_every_plan(
     workload: WorkloadSpec, cluster: ClusterSpec, framework: FrameworkSpec, played: bool
 ) -> tuple[str, ...]:
     """Notes of every plan: its margin of memory, its GPU's capacity, its framework and its routing."""

@@ -31,8 +31,8 @@ class ExpertRankRange(NamedTuple):
     """Memory of the emptiest rank, by stage."""
 
 
-def replayed_stage_memory(closed: StageMemory, replayer: Replayer, curve: MemoryOverTime | None = None) -> StageMemory:
-    """The replayed memory of a pipeline rank, with its curve over time where given."""
+def stage_memory_of_replay(closed: StageMemory, replayer: Replayer, curve: MemoryOverTime | None = None) -> StageMemory:
+    """The memory of a pipeline rank that was played, as plans hold it; with its curve over time where given."""
     rank = replayer.rank_memory(closed.stage)
     parts = {name: float(rank.peak_instant.alive[name]) for name in LIVE_COMPONENTS}
     parts["allocator_slack"] = float(rank.peak_reserved - rank.allocated)

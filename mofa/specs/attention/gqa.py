@@ -55,14 +55,17 @@ class GqaSpec(Spec):
 
     @property
     def d_qk(self) -> int:
+        """Width of a head of queries and keys. [elements]"""
         return self.head_dim
 
     @property
     def d_v(self) -> int:
+        """Width of a head of values. [elements]"""
         return self.v_head_dim or self.head_dim
 
     @property
     def d_rope(self) -> int:
+        """Part of a head that is rotated. [elements]"""
         return self.rotary_dim or self.head_dim
 
 

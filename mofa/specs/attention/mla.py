@@ -39,18 +39,22 @@ class MlaSpec(Spec):
 
     @property
     def num_kv_heads(self) -> int:
+        """Key-value heads: as many as query heads, once projected up."""
         return self.num_heads
 
     @property
     def d_qk(self) -> int:
+        """Width of a head of queries and keys, with its rotated part. [elements]"""
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
     @property
     def d_v(self) -> int:
+        """Width of a head of values. [elements]"""
         return self.v_head_dim
 
     @property
     def d_rope(self) -> int:
+        """Rotated part of a head, which keys share. [elements]"""
         return self.qk_rope_head_dim
 
 

@@ -72,10 +72,10 @@ def is_module_name_list(text: str) -> bool:
     return text.lstrip().startswith("[")
 
 
-def num_chunks(text: str) -> int | None:
+def num_chunks_of_layout_text(text: str) -> int | None:
     """Chunks of the layout that a text says; None where they follow from degrees. [-]
 
-    >>> num_chunks("Et|(tt|)*2L")
+    >>> num_chunks_of_layout_text("Et|(tt|)*2L")
     4
     """
     parsed = parse_layout_or_split(text)

@@ -193,9 +193,9 @@ def test_gpus_that_meet_in_a_layer_wait_for_whichever_clock_is_low() -> None:
     nodes = nodes.model_copy(update={"gpu": gpu})
     machine = OpTimingMachine(nodes, {}, framework("megatron"), 3, meeting_gpus=np.array([1, 2, 4]))
     more = (0.01**2 + 0.03**2) ** 0.5 - 0.01
-    assert machine.slowdown_by_gpus_slow_in_turn(0.75) == pytest.approx([0.0, more * 3**-0.5, more * 0.6 * 3**0.5])
-    assert machine.slowdown_by_gpus_slow_in_turn(1.0) == pytest.approx([0.0, 0.0, 0.0])
-    assert OpTimingMachine(nodes, {}, framework("megatron"), 1).slowdown_by_gpus_slow_in_turn(0.75) == 0.0
+    assert machine.slowdown_by_clock_swings(0.75) == pytest.approx([0.0, more * 3**-0.5, more * 0.6 * 3**0.5])
+    assert machine.slowdown_by_clock_swings(1.0) == pytest.approx([0.0, 0.0, 0.0])
+    assert OpTimingMachine(nodes, {}, framework("megatron"), 1).slowdown_by_clock_swings(0.75) == 0.0
 
 
 def test_parts_of_a_shaped_op_take_their_own_time() -> None:

@@ -20,7 +20,7 @@ from mofa.cost.block.liveness import (
     allocator_rounded_bytes,
     block_memories,
     block_memory,
-    most_alive_from_accumulation,
+    peak_bytes_from_accumulation,
 )
 from mofa.specs.model import ModelSpec
 from tests.blocks.small import context, together
@@ -120,9 +120,9 @@ def test_gradients_go_one_by_one_as_larger_ones_are_made(later: float, alive: di
     others = {name: Tensor(name, size) for name, size in {"dy": 100.0, "dx": 5.0, "later": later}.items()}
     ops = (op("d", "dy", "dc db da dx"), op("accumulate", "dc db da", ""), op("end", "dx", "later"))
     block = BlockTapes("test", forward, Tape(ops, tensors | others, ("dy",), ("dx",)))
-    most = most_alive_from_accumulation(block, "accumulate", 1)[:, 0]
+    most = peak_bytes_from_accumulation(block, "accumulate", 1)[:, 0]
     assert {kind: most[i] for i, kind in enumerate(KINDS) if most[i]} == alive
-    assert not most_alive_from_accumulation(block, "no such op", 1).any()
+    assert not peak_bytes_from_accumulation(block, "no such op", 1).any()
 
 
 def memory_of(**given: float) -> BlockMemory:

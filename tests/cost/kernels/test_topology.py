@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from mofa.cost.kernels.topology import (
     IntK,
     NodeSizes,
-    domain_gpus_of_job,
     fewest_ranks_per_node_or_domain,
+    gpus_of_domain_used_by_job,
     process_groups,
 )
 from mofa.specs.framework_names import RANK_ORDERS, RankOrder
@@ -124,7 +124,7 @@ def test_an_nvl72_job_uses_64_of_72() -> None:
 
 @pytest.mark.parametrize(("world", "gpus"), [(8, 72), (72, 72), (144, 72), (128, 64), (1000, 40), (4 * 1009, 72)])
 def test_domain_divides_the_job(world: int, gpus: int) -> None:
-    assert int(domain_gpus_of_job(np.array(world), NVL72)) == gpus
+    assert int(gpus_of_domain_used_by_job(np.array(world), NVL72)) == gpus
 
 
 def test_hybrid_sharding_shards_the_near_ranks() -> None:

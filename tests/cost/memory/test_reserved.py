@@ -96,7 +96,7 @@ def test_holes_are_there_beside_what_is_larger() -> None:
 def test_sizes_of_weights_are_those_of_most_parameters() -> None:
     """Llama 3 70B without tensor parallelism: gate and up together, the vocabulary's two tables, down, query and output
     of a width of 8192; key and value are smaller. Together with it, ahead of them, a layer's largest."""
-    sizes = rows("megatron", "pp=4 dp=8 micro_batch=1", 32).costs.weights.largest_and_frequent_sizes[:, 0]
+    sizes = rows("megatron", "pp=4 dp=8 micro_batch=1", 32).costs.weights.largest_and_commonest_weight_params[:, 0]
     assert sizes[0] == 2 * 8192 * 28672
     assert set(sizes[1:]) >= {2 * 8192 * 28672, 8192 * 128256, 8192 * 28672}
 

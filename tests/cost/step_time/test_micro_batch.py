@@ -121,8 +121,8 @@ def test_a_late_host_issues_beside_a_gather() -> None:
     gather_s = np.array([[1.0, 3.0, 7.0]])
     passes = [HostBoundPasses(np.array([0]), each, late, np.array([True]), (each, late)) for each in (late, waits)]
     none = np.zeros(3, dtype=bool)
-    beside = [each.issued_beside_gather_s(gather_s, none) for each in passes]
+    beside = [each.gather_s_beside_host_issue(gather_s, none) for each in passes]
     assert beside[0].tolist() == [[1.0, 3.0, 3.0]]
     assert beside[1].tolist() == [[0.0, 0.0, 0.0]]
     # the last stage's host goes on with a backward of 2 s on the device: both end at 9 s, behind 7 s at 11
-    assert passes[0].issued_beside_gather_s(gather_s, ~none).tolist() == [[1.0, 3.0, 5.0]]
+    assert passes[0].gather_s_beside_host_issue(gather_s, ~none).tolist() == [[1.0, 3.0, 5.0]]

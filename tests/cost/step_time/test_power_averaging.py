@@ -86,7 +86,7 @@ def test_short_steps_with_a_large_bubble_are_met_by_the_clock_that_rest_gives_ba
 
 def test_rows_lie_between_a_step_without_a_wait_and_one_that_rested() -> None:
     estimator, _ = of("tt2-pp2-yi9b-12l-2k", rests=True)
-    mixed, rested = (float(one.breakdown().step_s[0]) for one in (estimator, estimator.with_device_waits))
+    mixed, rested = (float(one.breakdown().step_s[0]) for one in (estimator, estimator.at_clock_of_longest_waits))
     exact = float(estimator.at_power_limited_clock.breakdown().step_s[0])
     estimator.rests = False
     plain = float(estimator.breakdown().step_s[0])

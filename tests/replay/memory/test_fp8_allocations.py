@@ -57,7 +57,7 @@ def _recorded(name: str) -> list[Allocation]:
 
 def _played(name: str) -> list[Allocation]:
     player = StepExecutor(describe_ranks(load(name).estimator)[0], Allocator(), skip_rounds=False)
-    player.allocate_start()
+    player.allocate_parameters_and_buffers()
     first = player.state.journal.num_events
     player.run_step()
     player.run_step()

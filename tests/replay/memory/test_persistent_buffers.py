@@ -86,7 +86,7 @@ def test_rotations_are_a_table_of_the_ranks_positions() -> None:
 def test_a_second_micro_batch_takes_nothing_for_good() -> None:
     (rank,) = describe_ranks(llama())
     player = StepExecutor(rank, Allocator(), skip_rounds=False)
-    player.allocate_start()
+    player.allocate_parameters_and_buffers()
     assert (0, "dummy gradient of 6144 x 4096") not in player.taken
     player.run_step()
     taken = set(player.taken)

@@ -30,7 +30,7 @@ def test_an_input_goes_behind_the_next_forward_and_its_gradient_behind_the_next_
     both go that the last one left."""
     rank = describe_ranks(load("te2-pp2-qwen14b-6l-eager").estimator)[-1]
     player = StepExecutor(rank, Allocator(), skip_rounds=False)
-    player.allocate_start()
+    player.allocate_parameters_and_buffers()
     seen: list[tuple[str, int, int]] = []
     held: ReceivedInputs = player.received_inputs
     played = player.play_computation
@@ -60,7 +60,7 @@ def test_repeating_recorded_computations_changes_nothing(pp: int, recompute: str
         repeated, played = (StepExecutor(rank, Allocator(), skip_rounds=skip) for skip in (True, False))
         repeated.steady.round_sizes = ()
         for player in (repeated, played):
-            player.allocate_start()
+            player.allocate_parameters_and_buffers()
             player.run_step()
             player.run_step()
         assert repeated.state.a.state_fingerprint() == played.state.a.state_fingerprint()

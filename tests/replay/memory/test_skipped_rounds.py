@@ -62,7 +62,7 @@ def test_rounds_without_a_new_peak_may_be_left_out() -> None:
             assert rounds.is_round_end(n)
             if rounds.has_unchanged_in_flight(1):
                 assert rounds.num_to_skip(n, n, lambda: 0) == (0, 0)
-                skipped, period = rounds.num_to_skip_once_settled(n, n // 2 >= new_peak_at, STEADY_FORWARDS)
+                skipped, period = rounds.num_rounds_to_skip_once_settled(n, n // 2 >= new_peak_at, STEADY_FORWARDS)
                 if skipped:
                     assert (n + skipped, period) == (2 * m, 2)
                     return n // 2

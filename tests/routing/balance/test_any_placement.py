@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mofa.routing.balance.flow import FlowScheduler
-from mofa.routing.balance.flow_density import max_density_by_flows
+from mofa.routing.balance.flow_density import max_induced_density_by_flows
 from mofa.routing.balance.place import asymmetric_placement
 from mofa.routing.balance.replica_lp import UNLIKE, ReplicaScheduler, replicas_that_program_begins_with
 from mofa.routing.balance.replica_program import ReplicaProgram
@@ -66,7 +66,7 @@ def test_64_gpus_and_256_experts(ep: int) -> None:
     scheduler = ReplicaScheduler(placement)
     for s in (0.5, 0.9, 1.2):
         for load in rng.multinomial(64 * 8192, rng.permutation(zipf(256, s)), 3):
-            least = max_density_by_flows(placement.has_replica, load.astype(float))
+            least = max_induced_density_by_flows(placement.has_replica, load.astype(float))
             assert scheduler.schedule_micro_batch(load).gpu_tokens.max() == np.ceil(least - 1e-6)
 
 

@@ -13,7 +13,7 @@ from scipy.optimize import linprog
 from mofa.errors import SpecError
 from mofa.routing.balance.communication_lp import CommunicationScheduler, TransferCosts
 from mofa.routing.balance.flow import FlowScheduler
-from mofa.routing.balance.flow_density import max_density, max_density_by_flows
+from mofa.routing.balance.flow_density import max_induced_density, max_induced_density_by_flows
 from mofa.routing.balance.replica_lp import ReplicaScheduler
 from mofa.routing.balance.rounding import round_replica_tokens
 from mofa.routing.induced_density import induced_density
@@ -67,7 +67,7 @@ def test_the_optimum_is_the_density_whoever_computes_it(case: tuple[Placement, n
     for load in batches:  # one after the other: warm
         density = brute_force_density(placement.has_replica, load)
         assert induced_density(placement.has_replica, load.astype(float)) == pytest.approx(density)
-        assert max_density_by_flows(placement.has_replica, load.astype(float)) == pytest.approx(density)
+        assert max_induced_density_by_flows(placement.has_replica, load.astype(float)) == pytest.approx(density)
         assert highs_optimum(placement, load) == pytest.approx(density)
         for scheduler in (lp, flow):
             schedule = scheduler.schedule_micro_batch(load)
@@ -194,14 +194,14 @@ def test_many_gpus_take_the_flow() -> None:
     """12 GPUs: both ways to the density, and the whole of a group of 64."""
     placement = symmetric_placement(24, 12, 6)
     load = np.random.default_rng(1).integers(0, 1000, 24).astype(float)
-    assert max_density_by_flows(placement.has_replica, load) == pytest.approx(
+    assert max_induced_density_by_flows(placement.has_replica, load) == pytest.approx(
         float(induced_density(placement.has_replica, load))
     )
-    assert max_density(placement.has_replica, np.stack([load, load])).shape == (2,)
+    assert max_induced_density(placement.has_replica, np.stack([load, load])).shape == (2,)
     large = symmetric_placement(256, 64, 32)
     load = np.random.default_rng(2).multinomial(65536, np.arange(1, 257) ** -0.9 / (np.arange(1, 257) ** -0.9).sum())
     assert ReplicaScheduler(large).schedule_micro_batch(load).optimum == pytest.approx(
-        float(max_density(large.has_replica, load.astype(float)))
+        float(max_induced_density(large.has_replica, load.astype(float)))
     )
     with pytest.raises(ValueError, match="num_gpus"):
         induced_density(large.has_replica, load.astype(float))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mofa
-from mofa.cost.block.routing_loads import RoutingLoads, ScheduledLoads
+from mofa.cost.block.routing_loads import LoadsWithTokenScheduling, RoutingLoads
 from mofa.cost.estimate import estimate_table
 from mofa.errors import SpecError, StrategyError
 from mofa.routing.balance.setup import BalanceSetup
@@ -37,7 +37,7 @@ def test_the_host_waits_for_every_schedule_of_the_slowest_stage() -> None:
     more for each of the pp - 1 micro-batches of the bubble."""
 
     def given(host_s: float) -> RoutingLoads:
-        return RoutingLoads({}, {}, {4: ScheduledLoads(1.0, 1.0, 1.0, host_s)})
+        return RoutingLoads({}, {}, {4: LoadsWithTokenScheduling(1.0, 1.0, 1.0, host_s)})
 
     slow, slower = (step_s(f"{STRATEGY} balancing=micro_moe", given(h)) for h in (2e-3, 3e-3))
     assert slower - slow == pytest.approx(1e-3 * 8 * (32 + 3), rel=0.02)
@@ -58,7 +58,7 @@ def test_played_out_the_host_is_waited_for_as_well(monkeypatch: pytest.MonkeyPat
 
 
 def test_without_skew_scheduling_only_costs() -> None:
-    balanced = RoutingLoads({}, {}, {4: ScheduledLoads(1.0, 1.0, 1.0, 0.4e-3)})
+    balanced = RoutingLoads({}, {}, {4: LoadsWithTokenScheduling(1.0, 1.0, 1.0, 0.4e-3)})
     assert step_s(f"{STRATEGY} balancing=micro_moe", balanced) > step_s(STRATEGY, balanced)
 
 

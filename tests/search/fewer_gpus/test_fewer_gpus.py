@@ -220,7 +220,7 @@ def test_costs_of_several_numbers_are_those_of_each() -> None:
         legal.append(numbers_together.LegalRowsOfGpuCount(on_some, rows, verdict.reason, verdict.shortfall))
     sets = {some.rows.degrees.option_sets for some in legal}
     assert len(sets) == 1
-    together = numbers_together.cost_rows_of_gpu_counts(legal, BestRowsGoal(SHORTEST_STEP, 10))
+    together = numbers_together.cost_all_legal_rows_of_gpu_counts(legal, BestRowsGoal(SHORTEST_STEP, 10))
     for some, costed in zip(legal, together, strict=True):
         loads = routing_loads_by_ep(job, some.rows.degrees)
         verdicts = check_strategies(some.job, some.rows)

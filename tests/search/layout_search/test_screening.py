@@ -13,7 +13,11 @@ from mofa.plan.result import Plan
 from mofa.search.layout_search.candidate_layouts import CandidateLayouts
 from mofa.search.layout_search.cut_rows import timed_rows_of_all_pipelines
 from mofa.search.layout_search.refine import SECONDS_OF_WORK, _candidate
-from mofa.search.layout_search.screening import LayoutContender, layout_contenders, search_layouts_of_contenders
+from mofa.search.layout_search.screening import (
+    StrategyForLayoutSearch,
+    search_layouts_of_strategies,
+    strategies_for_layout_search,
+)
 
 JOB = mofa.load_workload(
     "deepseek-v3", seq_len=2048, global_batch=512, overrides={"model.num_layers": 14, "model.num_mtp_layers": 1}
@@ -30,9 +34,9 @@ def search() -> mofa.Search:
 
 
 @pytest.fixture(scope="module")
-def screened(search: mofa.Search) -> list[LayoutContender]:
-    some = layout_contenders(search, partial(_candidate, search))
-    search_layouts_of_contenders(some, 1000.0, SECONDS_OF_WORK, WANTED, keep_recomputed=False)
+def screened(search: mofa.Search) -> list[StrategyForLayoutSearch]:
+    some = strategies_for_layout_search(search, partial(_candidate, search))
+    search_layouts_of_strategies(some, 1000.0, SECONDS_OF_WORK, WANTED, keep_recomputed=False)
     return some
 
 
@@ -59,7 +63,7 @@ def test_a_refined_search_is_the_same_again(search: mofa.Search) -> None:
 
 
 def test_rows_that_were_cut_by_their_own_split_are_contenders(
-    search: mofa.Search, screened: list[LayoutContender]
+    search: mofa.Search, screened: list[StrategyForLayoutSearch]
 ) -> None:
     timed = timed_rows_of_all_pipelines(search)
     known = np.count_nonzero(~np.isnan(search.costed.step_s))
@@ -80,7 +84,7 @@ def test_rows_that_were_cut_by_their_own_split_are_contenders(
     assert plans == {id(plan) for plan in search.report.plans if plan.layout is not None}
 
 
-def test_no_layout_brings_what_is_not_screened_among_the_wanted(screened: list[LayoutContender]) -> None:
+def test_no_layout_brings_what_is_not_screened_among_the_wanted(screened: list[StrategyForLayoutSearch]) -> None:
     """By its bound, and of each pipeline by what a search finds."""
     worst_wanted_s = sorted(each.fitting_step_s for each in screened)[WANTED - 1]
     left_out = [each for each in screened if not each.is_screened]
@@ -101,4 +105,4 @@ def test_what_was_fixed_has_no_contenders() -> None:
     job, machines = mofa.load_workload("llama3-8b", global_batch=64), mofa.load_cluster("h100-hgx", 8)
     fixed = {"tp": 1, "pp": 4, "vpp": 2, "cp": 1, "layout": "E|(t*5|)*6ttL"}
     asked = mofa.find_plans(job, machines, fix=fixed, top=1, replay=False)
-    assert layout_contenders(asked, partial(_candidate, asked)) == []
+    assert strategies_for_layout_search(asked, partial(_candidate, asked)) == []

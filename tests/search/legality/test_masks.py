@@ -13,7 +13,7 @@ from mofa.cost.stages import split_layers
 from mofa.errors import MofaError, StrategyError
 from mofa.search.legality.masks import CHECKS, JobAndMachines, check_strategies
 from mofa.search.one_strategy import checked_strategy_row
-from mofa.search.space import combinations_table, default_space, with_options_as_given
+from mofa.search.space import combinations_table, default_space, with_first_option_set
 from mofa.specs.model import ModelSpec
 from mofa.specs.strategy import StrategySpec
 from tests.cost.toy import EXPERTS, cluster, framework, llama, mla_moe, moe_llama, workload
@@ -253,7 +253,7 @@ def test_a_vocabulary_that_is_not_padded_is_named() -> None:
 def test_a_row_is_counted_under_the_first_reason(model: ModelSpec, name: str) -> None:
     """In the order of the list, each with how far it missed; what passes missed nothing."""
     job = JobAndMachines(workload(model), cluster(16), framework(name))
-    space = with_options_as_given(default_space(job.workload, job.cluster, job.framework))
+    space = with_first_option_set(default_space(job.workload, job.cluster, job.framework))
     table = combinations_table(space, job.cluster, job.framework)
     found = check_strategies(job, table)
     shorts = [c.shortfall(job, table) for c in CHECKS]

@@ -25,7 +25,7 @@ from mofa.search.long_run.sensitivity import FACTORS, ettr_sensitivities
 from mofa.search.long_run.spare_nodes import without_spares
 from mofa.search.one_plan import plan_in_closed_form
 from mofa.search.search_result import Search
-from mofa.search.space import combinations_table, default_space, with_options_as_given, without_indivisible_degrees
+from mofa.search.space import combinations_table, default_space, with_first_option_set, without_indivisible_degrees
 from mofa.specs.faults import FaultSpec, PowerDrawSpec
 from mofa.specs.framework import FrameworkSpec
 from mofa.specs.hardware import ClusterSpec
@@ -198,7 +198,7 @@ def test_the_number_of_spares_is_that_of_whole_searches(batch: int, objective: O
 def test_what_divides_is_all_that_can_run() -> None:
     """A space of what divides GPUs and batch has every legal strategy of the whole space."""
     smaller = without_spares(NODES, 1, "x")
-    whole = with_options_as_given(default_space(JOB, smaller, MEGATRON))
+    whole = with_first_option_set(default_space(JOB, smaller, MEGATRON))
     lean = without_indivisible_degrees(whole, smaller.num_gpus, JOB.batch.global_batch)
     legal = []
     for space in (whole, lean):

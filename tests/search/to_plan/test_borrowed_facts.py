@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import mofa
-from mofa.specs.gpu_facts import UnmeasuredGpuFacts, facts_of_record, load_unmeasured_gpu_facts
+from mofa.specs.gpu_facts import UnmeasuredGpuFacts, facts_of_gpu_record, load_unmeasured_gpu_facts
 
 BORROWED = "as measured on another GPU"
 
@@ -31,7 +31,7 @@ def test_the_gpu_that_was_measured_borrows_nothing() -> None:
 def test_what_unmeasured_gpus_take_is_the_measured_one_marked_assumed() -> None:
     h200 = mofa.load_cluster("h200-hgx", 8).gpu.curves
     for name in ("unaligned_products", "optimizer_16_bit", "kernel_selection", "layer_kernels"):
-        assumed = facts_of_record(getattr(load_unmeasured_gpu_facts(), name))
-        assert [fact.value for fact in assumed] == [fact.value for fact in facts_of_record(getattr(h200, name))]
+        assumed = facts_of_gpu_record(getattr(load_unmeasured_gpu_facts(), name))
+        assert [fact.value for fact in assumed] == [fact.value for fact in facts_of_gpu_record(getattr(h200, name))]
         assert {fact.provenance for fact in assumed} == {"assumed"}
     assert set(UnmeasuredGpuFacts.model_fields) > {"multi_stream_starts"}

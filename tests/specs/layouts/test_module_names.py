@@ -9,7 +9,7 @@ import pytest
 from mofa.specs.layouts.framework_split import MEGATRON_SPLIT, TORCHTITAN_SPLIT
 from mofa.specs.layouts.module_names import ModuleNamesError, module_names_by_chunk, parse_module_names
 from mofa.specs.layouts.pipeline_layout import LayoutError, PipelineLayout
-from mofa.specs.layouts.read import num_chunks, read_layout
+from mofa.specs.layouts.read import num_chunks_of_layout_text, read_layout
 
 
 def test_lists_come_back_from_their_layout() -> None:
@@ -47,7 +47,9 @@ def test_a_text_of_any_kind_gives_the_same_layout() -> None:
     for text in ("Et|t*3|ttL", "decoder-first-pipeline-num-layers:1+decoder-last-pipeline-num-layers:2"):
         assert read_layout(text, 3, 1, 6, 0, MEGATRON_SPLIT).chunks == wanted
     assert read_layout(lists, 3, 1, 6, 0, TORCHTITAN_SPLIT).chunks == wanted
-    assert [num_chunks(text) for text in (lists, "Et|t*3|ttL", "decoder-first-pipeline-num-layers:1")] == [3, 3, None]
+    assert [
+        num_chunks_of_layout_text(text) for text in (lists, "Et|t*3|ttL", "decoder-first-pipeline-num-layers:1")
+    ] == [3, 3, None]
 
 
 def test_what_a_framework_cannot_run_is_refused() -> None:

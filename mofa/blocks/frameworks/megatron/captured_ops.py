@@ -76,18 +76,18 @@ def _captured_names(ops: tuple[Op, ...], graphs: CudaGraphs, dispatcher: str, *,
     middle = next(i for i, op in enumerate(ops) if "mid" in op.writes) + 1
     attention, rest = ops[:middle], ops[middle:]
     names: set[str] = set()
-    if graphs.captures("attn"):
+    if graphs.captures_part("attn"):
         names.update(op.name for op in attention)
     if not moe:
-        if graphs.captures("mlp"):
+        if graphs.captures_part("mlp"):
             names.update(op.name for op in rest)
-    elif graphs.captures("moe"):
+    elif graphs.captures_part("moe"):
         names.update(op.name for op in rest)
-    elif graphs.captures("moe_router"):
+    elif graphs.captures_part("moe_router"):
         ends = max(i for i, op in enumerate(rest) if op.step in ("gate", "router")) + 1
         names.update(op.name for op in rest[:ends])
         names.update(op.name for op in rest[ends:] if op.region == SHARED)
-        if graphs.captures("moe_preprocess") and dispatcher == "alltoall":
+        if graphs.captures_part("moe_preprocess") and dispatcher == "alltoall":
             names.update(op.name for op in rest[ends:] if op.step == "dispatch_preprocess")
     return names - {op.name for op in ops if _stays_outside(op)}
 
@@ -95,13 +95,13 @@ def _captured_names(ops: tuple[Op, ...], graphs: CudaGraphs, dispatcher: str, *,
 def _partly_captured(layer: BlockTapes, ctx: Context, names: set[str], graphs: CudaGraphs) -> BlockTapes:
     forward, backward = layer.forward, layer.backward
     captured_ops = [op for op in forward.ops if op.name in names]
-    stream = "x" if graphs.captures("attn") else "mid"
+    stream = "x" if graphs.captures_part("attn") else "mid"
     copies = graphs.implementation == "te"
     tensors = dict(forward.tensors)
     ahead: list[Op] = []
     static: list[str] = []
     if copies:
-        ahead, static = _copies_ahead(ctx, tensors, stream, with_mask=graphs.captures("attn"))
+        ahead, static = _copies_ahead(ctx, tensors, stream, with_mask=graphs.captures_part("attn"))
     first = next(i for i, op in enumerate(forward.ops) if op.name in names)
     launch = GraphLaunch()
     ops = [*forward.ops[:first], *ahead]

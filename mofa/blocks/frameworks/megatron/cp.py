@@ -17,7 +17,7 @@ from mofa.blocks.frameworks.megatron.calls import add_op_of_module_python, timed
 from mofa.blocks.op import CP_POOL, Op, OpBackward, TapeBuilder
 from mofa.blocks.parts import (
     attention_backend,
-    attention_backward_scratch,
+    attention_backward_scratch_bytes,
     fused_attention,
     hold_in_module,
     release_module_locals,
@@ -171,7 +171,7 @@ def _steps(b: TapeBuilder, ctx: Context, sizes: _Sizes, q: str, k: str, v: str, 
         )
         seen = tuple(_seen(b, sizes, x, name) for name, x in (("q", q), ("k", k), ("v", v)))
         b.add(Op("attn.core_beside", "attention", body, seen, first, present=sizes.ring, launches=steps,
-                 back=OpBackward(0.0, 3.0 * steps, attention_backward_scratch(ctx))))  # fmt: skip
+                 back=OpBackward(0.0, 3.0 * steps, attention_backward_scratch_bytes(ctx))))  # fmt: skip
         k, v = _turned(b, ctx, sizes, k, v)
     k = _scattered(b, ctx, sizes, k)
     side = b.tensor("attn.side", _side(ctx, sizes), grad=False)
@@ -190,7 +190,7 @@ def _steps(b: TapeBuilder, ctx: Context, sizes: _Sizes, q: str, k: str, v: str, 
     saved = (q, k, v, *(x for x in received if x == "attn.kv_received"), out, lse)
     b.add(Op("attn.core", "attention", last, (q, k, v, *received, *first), (out, lse), saved,
              launches=at_once,
-             back=OpBackward(0.0, 3.0 * at_once, attention_backward_scratch(ctx) + scratch)))  # fmt: skip
+             back=OpBackward(0.0, 3.0 * at_once, attention_backward_scratch_bytes(ctx) + scratch)))  # fmt: skip
     return _merged(b, ctx, sizes, out, (side, *received))
 
 

@@ -29,7 +29,7 @@ from mofa.blocks.work import Collective, MemoryBound
 
 
 class WeightGradientBytesPerParam(TypedDict, total=False):
-    """Arguments of a linear about its weight gradient."""
+    """Bytes a parameter of a linear's weight gradient, and of its accumulation: arguments of linears. [B/param]"""
 
     grad_bytes_per_param: float
     accumulate_bytes_per_param: float

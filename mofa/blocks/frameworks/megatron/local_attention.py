@@ -5,7 +5,7 @@ from __future__ import annotations
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.op import READS, WRITES, Op, OpBackward, ScratchSequence, TapeBuilder
 from mofa.blocks.parts import (
-    attention_backward_scratch,
+    attention_backward_scratch_bytes,
     hold_in_module,
     memory_bound_op,
     release_module_locals,
@@ -28,7 +28,7 @@ def sdpa(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool) -
     """Flash attention over permuted views: v keeps the whole of qkv alive; the output has the layout of q, no copy.
 
     Under GQA, backward makes the gradients of k and v for every query head and sums them over a group. That takes the
-    time of a kernel; its temporaries are the kernel's own (:func:`mofa.blocks.parts.attention_backward_scratch`).
+    time of a kernel; its temporaries are the kernel's own (:func:`mofa.blocks.parts.attention_backward_scratch_bytes`).
     """
     a, e, t = ctx.model.attention, ctx.activation_element_bytes, ctx.tokens
     expanded, grouped = [], ctx.heads > ctx.kv_heads
@@ -48,7 +48,7 @@ def sdpa(b: TapeBuilder, ctx: Context, q: str, k: str, v: str, windowed: bool) -
     lse = b.tensor("attn.lse", t * ctx.heads * 4.0, grad=False)
     work = Attention(ctx.micro_batch, ctx.heads, ctx.seq_len / ctx.cp, ctx.attention_pairs(windowed), a.d_qk, a.d_v,
                      kv_heads=ctx.kv_heads)  # fmt: skip
-    back = OpBackward(0.0, 3, attention_backward_scratch(ctx))
+    back = OpBackward(0.0, 3, attention_backward_scratch_bytes(ctx))
     b.add(Op("attn.core", "attention", work, (q, kh, vh), (out, lse), (q, kh, vh, out, lse), back=back))
     return out
 

@@ -33,7 +33,7 @@ from mofa.blocks.op import Op, OpBackward, TapeBuilder
 from mofa.blocks.parts import (
     HEAD,
     embedding_backward,
-    embedding_backward_scratch,
+    embedding_backward_scratch_bytes,
     finish_logits,
     hold_in_module,
     linear,
@@ -244,7 +244,7 @@ def embedding(b: TapeBuilder, ctx: Context) -> str:
     h, e, since = float(ctx.model.hidden), ctx.activation_element_bytes, len(b.ops)
     params = padded_vocab_per_rank(ctx) * h
     looked = b.tensor("embedding.rows", ctx.tokens * h * e)
-    partial_sums, anew = embedding_backward_scratch(ctx, params / h), sums_tied_gradients_in_new_memory(ctx)
+    partial_sums, anew = embedding_backward_scratch_bytes(ctx, params / h), sums_tied_gradients_in_new_memory(ctx)
     scratch = maximum(partial_sums, where(anew, 2.0 * params, 0.0))
     b.add(
         Op("embedding", "memory_bound", MemoryBound(2 * ctx.tokens * h * e), (), (looked,), (), launches=6,

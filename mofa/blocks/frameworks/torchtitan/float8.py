@@ -29,8 +29,8 @@ SPLIT_REDUCTION_WIDTH = 8192.0
 14336 columns is not, others of 4096 are). [elements]"""
 
 
-class KernelBytes(NamedTuple):
-    """Moved for a linear's input, per element. [B]"""
+class CastBytesPerElement(NamedTuple):
+    """Bytes that the casts of a linear's input to fp8 move, per element of it. [B]"""
 
     forward: float
     """To cast it, beside what makes it."""
@@ -42,14 +42,14 @@ class KernelBytes(NamedTuple):
     """To make the copies for weights' gradients, beside what its gradient takes."""
 
 
-TENSORWISE: dict[SourceKind, KernelBytes] = {
-    "norm": KernelBytes(5.0, 0.0, 3.0, 5.0), "norm_of_sum": KernelBytes(5.0, 0.0, 1.0, 5.0),
-    "attention": KernelBytes(3.0, 2.0, 1.0, 5.0), "activation": KernelBytes(5.0, 0.0, 1.0, 1.0),
+TENSORWISE: dict[SourceKind, CastBytesPerElement] = {
+    "norm": CastBytesPerElement(5.0, 0.0, 3.0, 5.0), "norm_of_sum": CastBytesPerElement(5.0, 0.0, 1.0, 5.0),
+    "attention": CastBytesPerElement(3.0, 2.0, 1.0, 5.0), "activation": CastBytesPerElement(5.0, 0.0, 1.0, 1.0),
 }  # fmt: skip
 """One scale a tensor: a pass finds the largest, inside of the norm or the activation; a second one casts."""
-ROWWISE: dict[SourceKind, KernelBytes] = {
-    "norm": KernelBytes(3.0, 0.0, 3.0, 11.0), "norm_of_sum": KernelBytes(2.0, 0.0, 2.0, 22.0),
-    "attention": KernelBytes(3.0, 0.0, 1.0, 5.0), "activation": KernelBytes(1.0, 0.0, 1.0, 5.0),
+ROWWISE: dict[SourceKind, CastBytesPerElement] = {
+    "norm": CastBytesPerElement(3.0, 0.0, 3.0, 11.0), "norm_of_sum": CastBytesPerElement(2.0, 0.0, 2.0, 22.0),
+    "attention": CastBytesPerElement(3.0, 0.0, 1.0, 5.0), "activation": CastBytesPerElement(1.0, 0.0, 1.0, 5.0),
 }  # fmt: skip
 """A scale for each row: one kernel finds and casts. Weights' gradients want a scale for each column, another pass."""
 WIDE_GRADIENTS = {"tensorwise": {"w2": 2.0, "wo": 1.0}, "rowwise": {"w2": 2.0, "wo": 2.0},

@@ -34,7 +34,7 @@ from mofa.blocks.frameworks.torchtitan.fsdp_ops import (
 )
 from mofa.blocks.frameworks.torchtitan.fsdp_root_group import (
     ROOT,
-    add_backward_of_model_end,
+    add_root_group_ops_to_backward,
     gather_root_around_model_end,
     root_group_has_model_ends,
 )
@@ -51,8 +51,8 @@ from mofa.blocks.work import MemoryBound
 from mofa.specs.framework import PythonFunctionCounts
 
 
-def python_function_counts_of_modules(ctx: Context) -> PythonFunctionCounts:
-    """How many Python functions each module of a framework calls beside its launches."""
+def python_function_counts_of_profile(ctx: Context) -> PythonFunctionCounts:
+    """How many Python functions a call of each of torchtitan's modules runs beside its launches, by the profile."""
     functions = ctx.framework.python_functions
     assert functions is not None, f"{ctx.framework.name} needs python_functions in its profile"
     return functions
@@ -61,7 +61,7 @@ def python_function_counts_of_modules(ctx: Context) -> PythonFunctionCounts:
 def num_python_functions_of_block_call(ctx: Context) -> float:
     """Python functions of a block's own call, where no gather's hooks (``shard_hook_s``) hold it already."""
     hooked = ctx.precision_mode == "mixed" and ctx.pipelined
-    return python_function_counts_of_modules(ctx).module_call.value if hooked else 0.0
+    return python_function_counts_of_profile(ctx).module_call.value if hooked else 0.0
 
 
 # -- forward
@@ -96,16 +96,18 @@ def begin_block(b: TapeBuilder, ctx: Context, block: BlockRole, dense_params: Ar
         )
         reads.append(gathered)
         p.declare_tensor("fsdp.weights", 0.0)
-        p.add_mark("fsdp.gather_after", ("fsdp.weights",))  # a gather waits for the copy of the one before the last
+        p.add_memory_mark(
+            "fsdp.gather_after", ("fsdp.weights",)
+        )  # a gather waits for the copy of the one before the last
     if any_true(ahead):
         p.declare_tensor("fsdp.next", 0.0)
         p.declare_tensor("fsdp.prefetched", where(ahead & (ctx.fsdp > 1), 2.0 * own, 0.0))
-        p.add_mark("fsdp.turn", ("fsdp.next",), ("fsdp.prefetched",), claims="fsdp.next")
+        p.add_memory_mark("fsdp.turn", ("fsdp.next",), ("fsdp.prefetched",), claims="fsdp.next")
         reads.append("fsdp.prefetched")
         if any_true(experts > 0):
             p.declare_tensor("efsdp.next", 0.0)
             p.declare_tensor("efsdp.prefetched", where(ctx.efsdp > 1, 2.0 * experts, 0.0))
-            p.add_mark("efsdp.turn", ("efsdp.next",), ("efsdp.prefetched",), claims="efsdp.next")
+            p.add_memory_mark("efsdp.turn", ("efsdp.next",), ("efsdp.prefetched",), claims="efsdp.next")
     copy_out_gathered_weights(p, ctx, tuple(reads), "fsdp.weights", own, ctx.fsdp, experts=False, each=each)
     if any_true(ahead):
         gather_weights(p, ctx, "fsdp.next", "fsdp", own, ctx.fsdp, ahead)
@@ -135,7 +137,7 @@ def release_block_weights(b: TapeBuilder) -> tuple[str, ...]:
         released.append("fsdp.prefetched")
     if released:
         p = FsdpOpList()
-        p.add_hold("fsdp.hold", tuple(released))
+        p.add_memory_hold("fsdp.hold", tuple(released))
         p.append_to_tape(b)
     return tuple(n for n in ("fsdp.weights",) if n in b.tensors)
 
@@ -175,7 +177,7 @@ def with_fsdp_in_backward(
     elif ctx.pipelined:
         p.ops = _unsharded_gradients(p, ops, ctx, *block_and_expert_params(ctx, dense_params, expert_params))
     elif root_group_has_model_ends(ctx) and block in ("embedding", "head"):
-        add_backward_of_model_end(p, ops, ctx, block, block_and_expert_params(ctx, dense_params, expert_params)[0])
+        add_root_group_ops_to_backward(p, ops, ctx, block, block_and_expert_params(ctx, dense_params, expert_params)[0])
     else:
         _fsdp(p, ops, ctx, block, *block_and_expert_params(ctx, dense_params, expert_params))
     if in_turn:
@@ -351,7 +353,7 @@ def _fsdp(fsdp: FsdpOpList, ops: list[Op], ctx: Context, block: BlockRole, own: 
     if block != "head" and gathers_again:
         begin.declare_tensor("fsdp.next@", 0.0)
         begin.declare_tensor("fsdp.arrived", where(ctx.fsdp > 1, each * own, 0.0))
-        begin.add_mark("fsdp.turn@", ("fsdp.next@",), ("fsdp.arrived",), claims="fsdp.next@")
+        begin.add_memory_mark("fsdp.turn@", ("fsdp.next@",), ("fsdp.arrived",), claims="fsdp.next@")
         weights = copy_out_gathered_weights(
             begin, ctx, ("fsdp.arrived",), "fsdp.weights@", own, ctx.fsdp, experts=False, each=each
         )
@@ -374,11 +376,13 @@ def _fsdp(fsdp: FsdpOpList, ops: list[Op], ctx: Context, block: BlockRole, own: 
     if any_true(own_group):
         begin.declare_tensor("efsdp.next@", 0.0)
         begin.declare_tensor("efsdp.arrived", where(ctx.efsdp > 1, 2.0 * experts, 0.0))
-        begin.add_mark("efsdp.turn@", ("efsdp.next@",), ("efsdp.arrived",), claims="efsdp.next@")
+        begin.add_memory_mark("efsdp.turn@", ("efsdp.next@",), ("efsdp.arrived",), claims="efsdp.next@")
         gathered.append(gather_weights(begin, ctx, "efsdp.next@", "efsdp", experts, ctx.efsdp, own_group))
     begin.declare_tensor("fsdp.previous.experts", where(own_group, width * previous, 0.0))
     begin.declare_tensor("fsdp.previous", where(own_group, 0.0, width * previous))
-    begin.add_mark("fsdp.previous", (), ("fsdp.previous", "fsdp.previous.experts"), REDUCE, claims="fsdp.reduce_input")
+    begin.add_memory_mark(
+        "fsdp.previous", (), ("fsdp.previous", "fsdp.previous.experts"), REDUCE, claims="fsdp.reduce_input"
+    )
     body = list(ops)
     dense_grads = weight_gradient_names(fsdp, ops, experts=False)
     expert_grads = weight_gradient_names(fsdp, ops, experts=True)
@@ -417,10 +421,10 @@ def _fsdp(fsdp: FsdpOpList, ops: list[Op], ctx: Context, block: BlockRole, own: 
     end.add_wait("fsdp.reshard", (weights, "fsdp.previous", wait, *freed))
     reduce_gradients(end, ctx, "fsdp", own, ctx.fsdp, (*dense_grads, *expert_grads), len(dense_grads) + 2)
     if gathered:
-        end.add_hold("fsdp.hold@", tuple(gathered))
-    end.add_hold("fsdp.hold_reduce", ("fsdp.reduce_input",), REDUCE)
+        end.add_memory_hold("fsdp.hold@", tuple(gathered))
+    end.add_memory_hold("fsdp.hold_reduce", ("fsdp.reduce_input",), REDUCE)
     if block == "embedding":  # the last reduction of a micro-batch: nothing is left to run beside it
-        end.add_mark("fsdp.last", (), ("fsdp.done",), REDUCE)
+        end.add_memory_mark("fsdp.last", (), ("fsdp.done",), REDUCE)
         end.add_wait("fsdp.finish", ("fsdp.done",))
     fsdp.ops = body + end.ops
 

@@ -86,7 +86,7 @@ class FsdpOpList:
         self.tensors[name] = Tensor(name, nbytes, kind, grad=False, use=use or "fsdp")  # type: ignore[arg-type]
         return name
 
-    def add_mark(
+    def add_memory_mark(
         self, name: str, reads: tuple[str, ...], writes: tuple[str, ...] = (), stream: str = GATHER, role: Role = "",
         claims: str = "", purpose: Purpose = "",
     ) -> None:  # fmt: skip
@@ -96,9 +96,9 @@ class FsdpOpList:
                claims=claims, purpose=purpose)
         )  # fmt: skip
 
-    def add_hold(self, name: str, reads: tuple[str, ...], stream: str = GATHER) -> None:
+    def add_memory_hold(self, name: str, reads: tuple[str, ...], stream: str = GATHER) -> None:
         """A mark up to which these are held for the next block."""
-        self.add_mark(name, reads, (), stream, purpose="hold")
+        self.add_memory_mark(name, reads, (), stream, purpose="hold")
 
     def add_wait(self, name: str, reads: tuple[str, ...]) -> None:
         """The compute stream waits until these are there."""

@@ -30,7 +30,7 @@ def root_group_has_model_ends(ctx: Context) -> bool:
     return gathers_weights_for_each_use(ctx) and not ctx.framework.ends_apart
 
 
-def head_params(ctx: Context) -> ArrayK:
+def last_norm_and_head_params(ctx: Context) -> ArrayK:
     """Parameters of the last norm, and of an output layer that is not the embedding. [params]"""
     hidden = float(ctx.model.hidden)
     return where(ctx.model.tied_embeddings, 0.0, ctx.model.vocab * hidden) / ctx.tp + hidden
@@ -41,19 +41,24 @@ def gather_root_around_model_end(b: TapeBuilder, ctx: Context, block: BlockRole,
     head and the loss (``reshard_after_forward=int(layer_id) < len(model.layers) - 1``)."""
     p = FsdpOpList()
     if block == "embedding":
-        all_params = own + head_params(ctx)
+        all_params = own + last_norm_and_head_params(ctx)
         reads = (gather_weights(p, ctx, ROOT, "fsdp", all_params, ctx.fsdp, all_params > 0),)
         copy_out_gathered_weights(p, ctx, reads, "fsdp.weights", all_params, ctx.fsdp, experts=False)
     else:
         block_params, _ = params_of_first_and_last_layer(ctx, block)
         each = layer_gathered_bytes_per_param(ctx)
-        p.add_mark("fsdp.keep_last", (), (p.declare_tensor(LAST, each * block_params, "weight_copy"),), "compute")
+        p.add_memory_mark(
+            "fsdp.keep_last", (), (p.declare_tensor(LAST, each * block_params, "weight_copy"),), "compute"
+        )
     p.append_to_tape(b)
 
 
-def add_backward_of_model_end(fsdp: FsdpOpList, ops: list[Op], ctx: Context, block: BlockRole, own: ArrayK) -> None:
-    """The ends of the model where they are the root's: nothing is gathered, and the root's hook runs at the end, as
-    tokens need no gradient (_fsdp_state.py, ``_root_post_backward_final_callback``).
+def add_root_group_ops_to_backward(
+    fsdp: FsdpOpList, ops: list[Op], ctx: Context, block: BlockRole, own: ArrayK
+) -> None:
+    """Set ``fsdp.ops`` to the backward of the embedding or the head with what FSDP does for the root's group around it:
+    nothing is gathered, and the root's hook runs at the end, as tokens need no gradient (_fsdp_state.py,
+    ``_root_post_backward_final_callback``).
 
     The head's gradients wait for it among the parameters' gradients and are let go with those, behind the optimizer's
     step: of several micro-batches the later ones find 2 bytes a head parameter too many.
@@ -62,25 +67,28 @@ def add_backward_of_model_end(fsdp: FsdpOpList, ops: list[Op], ctx: Context, blo
     own_grads = weight_gradient_names(fsdp, ops, experts=False)
     fsdp.ops = list(ops)
     if block == "head":
-        fsdp.add_mark("fsdp.turn_last", (LAST,), (), "compute")
-        fsdp.add_mark("fsdp.root.accumulate", own_grads, (), "compute", "accumulate")
+        fsdp.add_memory_mark("fsdp.turn_last", (LAST,), (), "compute")
+        fsdp.add_memory_mark("fsdp.root.accumulate", own_grads, (), "compute", "accumulate")
         fsdp.declare_tensor(
             "fsdp.reduce_input", 4.0, use="reduce_input"
         )  # stands for what the last block finds on its way: nothing
-        fsdp.add_mark("fsdp.none", (), ("fsdp.reduce_input",), "compute")
-        fsdp.add_hold("fsdp.hold_reduce", ("fsdp.reduce_input",), REDUCE)
+        fsdp.add_memory_mark("fsdp.none", (), ("fsdp.reduce_input",), "compute")
+        fsdp.add_memory_hold("fsdp.hold_reduce", ("fsdp.reduce_input",), REDUCE)
         return
-    all_params, (block_own, expert_params) = own + head_params(ctx), params_of_first_and_last_layer(ctx, block)
+    all_params, (block_own, expert_params) = (
+        own + last_norm_and_head_params(ctx),
+        params_of_first_and_last_layer(ctx, block),
+    )
     begin = FsdpOpList(tensors=fsdp.tensors)
     begin.declare_tensor("fsdp.previous", where(expert_params > 0, 0.0, width * block_own))
     begin.add_neighbours_collective("fsdp.first_reduction", "reduce_scatter", block_own, ctx.fsdp, width, REDUCE)
-    begin.add_mark("fsdp.previous", (), ("fsdp.previous",), REDUCE, claims="fsdp.reduce_input")
+    begin.add_memory_mark("fsdp.previous", (), ("fsdp.previous",), REDUCE, claims="fsdp.reduce_input")
     end = FsdpOpList(tensors=fsdp.tensors)
     end.declare_tensor("fsdp.reduced", 0.0, use="reduced")
     end.declare_tensor("fsdp.done", 0.0)
     end.add_wait("fsdp.reshard", ("fsdp.weights", "fsdp.previous", "fsdp.reduced"))
     reduce_gradients(end, ctx, "fsdp", all_params, ctx.fsdp, own_grads, 3)
-    end.add_hold("fsdp.hold_reduce", ("fsdp.reduce_input",), REDUCE)
-    end.add_mark("fsdp.last", (), ("fsdp.done",), REDUCE)
+    end.add_memory_hold("fsdp.hold_reduce", ("fsdp.reduce_input",), REDUCE)
+    end.add_memory_mark("fsdp.last", (), ("fsdp.done",), REDUCE)
     end.add_wait("fsdp.finish", ("fsdp.done",))
     fsdp.ops = begin.ops + fsdp.ops + end.ops

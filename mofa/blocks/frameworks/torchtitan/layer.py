@@ -317,8 +317,9 @@ def embedding(b: TapeBuilder, ctx: Context) -> str:
     weights = tuple(n for n in ("fsdp.weights",) if n in b.tensors)
     each = {"mixed": 2.0, "autocast": 4.0, "uniform": float(ctx.activation_element_bytes)}[ctx.precision_mode]
     many = where(ctx.has_tp, 4.0, 1.0)
+    scratch = parts.embedding_backward_scratch_bytes(ctx, made / hidden)
     b.add(Op("embedding", "memory_bound", MemoryBound(2 * rows * r, "embedding"), weights, (looked,), launches=many,
-             back=parts.embedding_backward(ctx, made, each, parts.embedding_backward_scratch(ctx, made / hidden), 5),
+             back=parts.embedding_backward(ctx, made, each, scratch, 5),
              weight_params=params, weight_bytes=grad * made, purpose="embedding"))  # fmt: skip
     if positions:
         moved = b.tensor("embedding.sum", rows * r)

@@ -13,7 +13,7 @@ from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import any_true, where
 from mofa.blocks.frameworks.torchtitan.expert_loop import expert_output_element_bytes, loop_over_experts
 from mofa.blocks.frameworks.torchtitan.ffn import feed_forward, gated_activation
-from mofa.blocks.frameworks.torchtitan.fsdp import copy_out_expert_weights, python_function_counts_of_modules
+from mofa.blocks.frameworks.torchtitan.fsdp import copy_out_expert_weights, python_function_counts_of_profile
 from mofa.blocks.frameworks.torchtitan.linear import (
     CAST,
     cast,
@@ -80,7 +80,7 @@ def _moe(b: TapeBuilder, ctx: Context, h: str) -> str:
     x = b.tensor("moe.permuted", padded * row, use="experts_input")
     fill = b.tensor("moe.permutation", where(permutes, 4.0 * padded, 0.0), grad=False)
     # the order of rows by expert, padded, from the counts alone: small kernels, which the device waits for
-    python = where(ctx.ep > 1, python_function_counts_of_modules(ctx).rows_in_order.value, 0)
+    python = where(ctx.ep > 1, python_function_counts_of_profile(ctx).rows_in_order.value, 0)
     if any_true(permutes):
         b.add(Op("moe.plan", "memory_bound", MemoryBound(4.0 * padded_time), (), (fill,), launches=18,
         autograd_functions=python,
@@ -123,7 +123,7 @@ def _moe(b: TapeBuilder, ctx: Context, h: str) -> str:
             shared = feed_forward(b, ctx, full, "shared", width, registered_at=SHARED_EXPERTS, partial=ctx.has_tp,
                                   fused=ctx.framework.compile, activation="shared_activation")  # fmt: skip
     ordered = b.tensor("moe.ordered", everyone * row)
-    calls = python_function_counts_of_modules(ctx)  # of the exchange, and of FSDP behind the experts
+    calls = python_function_counts_of_profile(ctx)  # of the exchange, and of FSDP behind the experts
     python = where(ctx.ep > 1, calls.experts_return.value + calls.module_call.value, 0)
     b.add(Op("moe.zeros", "memory_bound", MemoryBound(everyone * row, "zero"), autograd_functions=python))
     b.add(Op("moe.unsort", "memory_bound", MemoryBound(2 * sent * row, put), (y, order), (ordered,), (order,),
@@ -191,7 +191,7 @@ def _exchange(
             own = b.tensor("moe.own_counts", 0.0, grad=False)
             b.add(Op("moe.count", "memory_bound", MemoryBound(16.0 * ctx.model.moe.num_experts), (),
                      (own,), launches=5, present=exchanges, routing="count"))  # fmt: skip
-            calls = python_function_counts_of_modules(ctx)
+            calls = python_function_counts_of_profile(ctx)
             python = calls.expert_counts.value + (calls.module_call.value // 2 if ctx.pipelined else 0)
             b.add(Op("moe.counts", "ep", Collective("all_to_all", "ep", 8.0 * ctx.model.moe.num_experts),
                      (own,), (all_counts,), present=exchanges, stream="ep", autograd_functions=python))  # fmt: skip
