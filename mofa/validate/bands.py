@@ -204,7 +204,8 @@ def fit_step_residuals(residuals: Sequence[StepResidual]) -> StepResiduals:
     """The groups of residuals from all down to those alike in everything, and what they were measured on.
 
     A group that has the runs of the next wider one is left out. Of a row that leaves recomputation blank the residual
-    is of the guess as much as of the model: it stands in where no other row has its nodes and layers.
+    is of the guess as much as of the model: it stands in where other rows of its nodes and layers are too few to have
+    a tenth.
 
     Raises
     ------
@@ -214,9 +215,9 @@ def fit_step_residuals(residuals: Sequence[StepResidual]) -> StepResiduals:
     complete = [item for item in residuals if item.has_whole_configuration]
     if not complete:
         raise ValueError("no residual is of a run whose configuration is whole")
-    of_complete = {_nodes_and_layers(item) for item in complete}
+    of_complete = Counter(_nodes_and_layers(item) for item in complete)
     blank = [item for item in residuals if not item.has_whole_configuration]
-    standing_in = [item for item in blank if _nodes_and_layers(item) not in of_complete]
+    standing_in = [item for item in blank if _is_few(of_complete[_nodes_and_layers(item)])]
     residuals = sorted([*complete, *standing_in], key=lambda item: (item.source, item.id, item.family, item.from_fast))
     correlation, columns = family_correlation(residuals), _Columns.of(residuals)
     groups: dict[tuple[str, ...], _Fitted] = {(): _group((), columns, correlation)}
@@ -242,6 +243,11 @@ def fit_step_residuals(residuals: Sequence[StepResidual]) -> StepResiduals:
         ),
         seen={name: _seen([item for item in complete if item.circumstances.layers == name]) for name in layers},
     )
+
+
+def _is_few(runs: float) -> bool:
+    """Whether independent runs are too few to have a tenth of their own."""
+    return OUTSIDE * (runs + 1.0) < 1.0
 
 
 STAND_IN_DEPTH = 2
@@ -313,7 +319,7 @@ def _group(
     low = lower_decile_of_new_value(residuals.from_fast, shares, beyond)
     high = -lower_decile_of_new_value(-residuals.from_slow, shares, beyond)
     said = StepResidualGroup(
-        path=path, runs=len(items), families=families, few=OUTSIDE * (own_runs + 1.0) < 1.0,
+        path=path, runs=len(items), families=families, few=_is_few(own_runs),
         sources=tuple(sorted({item.source for item in items})),
         low=_fact(min(low, high), f"a tenth below {of}"), high=_fact(max(low, high), f"a tenth above {of}"),
     )  # fmt: skip
