@@ -68,7 +68,7 @@ H200_CAPACITY = "h200-1gpu-te-capacity"
 DROPS = ("megatron router_drop_fwd", "megatron router_drop_bwd")
 """Keys of these, which the H100 has from it."""
 OF_TE = ("te rmsnorm", "te layernorm", "te rope", "te permute", "te unpermute", "te sort", "te row_map",
-         "te weighted_swiglu", "te swiglu", "te wgrad_add", "te chunk_order", "megatron router",
+         "te weighted_swiglu", "te swiglu", "te wgrad_add", "te chunk_order", "megatron router", "te router",
          "te geglu", "te squared_relu", "te bias_gelu", "megatron loss", "megatron compiled_loss",
          "megatron zero_buffer")  # fmt: skip
 """How keys of those of their memory-bound ops begin that tapes are made of."""

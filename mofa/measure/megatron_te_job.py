@@ -62,6 +62,7 @@ def _moe(run: ExpandedRun) -> dict[str, Any]:
     return {
         "moe_grouped_gemm": grouped,
         "moe_permute_fusion": run.framework.permute_fusion,
+        "moe_router_fusion": run.framework.router_fusion,
         "moe_router_padding_for_quantization": run.framework.router_padding,
         "moe_router_dtype": "fp32",
         "moe_expert_capacity_factor": run.run.routing.capacity_factor,

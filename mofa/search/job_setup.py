@@ -54,6 +54,7 @@ def _switches(model: ModelSpec, framework: FrameworkSpec) -> dict[str, SwitchOfO
     experts = model.moe is not None, "experts"
     refused = {
         "permute_fusion": SwitchOfOptionalModelPart(True, *experts),
+        "router_fusion": SwitchOfOptionalModelPart(False, *experts),
         "router_padding": SwitchOfOptionalModelPart(False, *experts),
         "shards_head_norms": SwitchOfOptionalModelPart(True, heads.qk_norm, "norms over heads (qk_norm)"),
         "repeats_keys": SwitchOfOptionalModelPart(False, grouped, "keys that several query heads share"),

@@ -84,6 +84,8 @@ class FrameworkSpec(Spec):
     permute_fusion: bool = True
     """megatron: whether Transformer Engine's kernels sort rows by expert and back (``moe_permute_fusion``) or PyTorch's
     ops. Megatron-Core 0.16.1 has it off where nothing is said; Megatron-Bridge's recipes switch it on."""
+    router_fusion: bool = False
+    """megatron: whether a kernel of Transformer Engine's chooses experts (``moe_router_fusion``) or PyTorch's ops."""
     router_padding: bool = False
     """megatron: with fp8 products the router's map is padded, so that each expert gets whole blocks of rows
     (``moe_router_padding_for_quantization``), and no copies of them with zeros between are made."""

@@ -26,6 +26,7 @@ READ_BY: dict[str, tuple[tuple[Family, ...], dict[Family, float | str]]] = {
     "fused_swiglu": (MEGATRON, {}),
     "cuda_graphs": (("megatron",), dict.fromkeys((*PYTORCH_MODULES, *LOCAL_LAYERS), "none")),
     "permute_fusion": (("megatron",), dict.fromkeys((*PYTORCH_MODULES, *LOCAL_LAYERS), True)),
+    "router_fusion": (("megatron",), {}),
     "router_padding": (("megatron",), {}),
     "fp8_all_gather": (("torchtitan",), {}),
     "fp8_filter": (("torchtitan",), dict.fromkeys(("fsdp1", *MEGATRON), "output")),

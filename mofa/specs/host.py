@@ -12,9 +12,9 @@ from mofa.specs.optimizer_offload import HostOptimizerRates
 
 Module = Literal[
     "amax", "attention", "bias_dropout_add", "collective", "dispatch", "embedding", "exchange", "exchanged_attention",
-    "experts", "fp8_context", "fp8_padding", "gathered_attention", "grouped_linear", "head", "kernel_choice",
-    "latent_attention", "latent_rope", "layer", "linear", "moe_layer", "norm", "norm_linear", "permute", "rope",
-    "router", "self_attention", "sort_chunks", "swiglu", "unpermute", "weighted_swiglu",
+    "experts", "fp8_context", "fp8_padding", "fused_router", "gathered_attention", "grouped_linear", "head",
+    "kernel_choice", "latent_attention", "latent_rope", "layer", "linear", "moe_layer", "norm", "norm_linear",
+    "permute", "rope", "router", "self_attention", "sort_chunks", "swiglu", "unpermute", "weighted_swiglu",
 ]  # fmt: skip
 MODULES: tuple[Module, ...] = get_args(Module)
 """Modules and functions of Transformer Engine and Megatron-Core, whose host time is mostly Python.
@@ -24,10 +24,11 @@ micro-batch. ``norm_linear`` is a norm with its linear, ``grouped_linear`` the l
 are these; members of ``attention`` are the steps of a ring, and what it takes longer where keys and values are gathered
 or heads exchanged are ``gathered_attention`` and ``exchanged_attention``. ``latent_rope`` rotates latent attention's
 queries, or its keys as it puts them together. ``self_attention``, ``latent_attention``,
-``experts``, ``moe_layer`` and ``layer`` are what those modules do beside the others that they call; ``dispatch`` counts
-tokens and copies the counts to the host, a ``collective`` is one launched within a module, an ``exchange`` one between
-ranks with a layer's experts, and ``amax`` a reduction of the largest element by a cast. ``fp8_context`` is what
-Megatron enters around each layer, ``fp8_padding`` fills up the rows of its members, the experts, or cuts them again.
+``experts``, ``moe_layer`` and ``layer`` are what those modules do beside the others that they call; ``dispatch``
+counts tokens and copies the counts to the host, ``fused_router`` is a router whose choice is one kernel, a
+``collective`` is one launched within a module, an ``exchange`` one between ranks with a layer's experts, and ``amax``
+a reduction of the largest element by a cast. ``fp8_context`` is what Megatron enters around each layer,
+``fp8_padding`` fills up the rows of its members, the experts, or cuts them again.
 ``kernel_choice`` is what a product of a grouped linear takes longer whose shape the library does not remember.
 """
 ModuleKey = Annotated[str, Field(pattern=rf"^({'|'.join(MODULES)})( [a-z0-9-]+)?$")]

@@ -33,6 +33,8 @@ from mofa.calibrate.measurements import Row
 from mofa.specs.host import SmallLayerTime
 
 MOE, MOE_EXPERTS = "model_moe8", 8
+FUSED_ROUTER = "model_moe8_router_fused"
+"""The same with one kernel that chooses experts."""
 ONE_GPU_EXPERTS = {MOE: MOE_EXPERTS, "model_moe64": 64, "model_moe128": 128}
 """Models by the experts of each layer."""
 EXCHANGED_EXPERTS = {"model_ep2_moe8": 4, "model_ep2_moe64": 32}
@@ -395,7 +397,9 @@ def _experts(times: HostTimesOverSmallLayer, modules: dict[str, RelativeSeconds]
         ]
         return back * sum(some) if len(some) == len(chains) else None
 
-    _put(modules, "router", times.method_call_time(MOE, "MoELayer.route"), behind("router_gate", "router_topk"))
+    router_back = behind("router_gate", "router_topk")
+    _put(modules, "router", times.method_call_time(MOE, "MoELayer.route"), router_back)
+    _put(modules, "fused_router", times.method_call_time(FUSED_ROUTER, "MoELayer.route"), router_back)
     prepared = times.method_call_time(MOE, "MoELayer.preprocess")
     _put_forward(modules, "dispatch", _rest(prepared, _sum(modules, "forward_s", {"permute": 1.0})))
     weighted, grouped = _sum(modules, "forward_s", {"weighted_swiglu": 1.0}), modules.get("grouped_linear")

@@ -215,7 +215,7 @@ class GraphIssueTimes:
 
 WITH_THEIR_COLLECTIVES = ("attention", "amax")
 """Modules whose collectives are part of what they take."""
-TIMED_LIKE = {"exchange": "collective", "amax": "collective", "latent_rope": "rope"}
+TIMED_LIKE = {"exchange": "collective", "fused_router": "router", "amax": "collective", "latent_rope": "rope"}
 """What takes as long as another module in profiles that were made before it was timed."""
 
 

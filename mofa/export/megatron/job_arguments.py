@@ -387,6 +387,7 @@ _EXPERT_ROWS = rows_if_present(_has_experts, _given_experts, (
     translated_row("framework.experts", Argument("moe-grouped-gemm", "flag", False),
     {"grouped": True, "sequential": False}),
     switch_row("framework.permute_fusion", Argument("moe-permute-fusion", "flag", False)),
+    switch_row("framework.router_fusion", Argument("moe-router-fusion", "flag", False)),
     switch_row("framework.router_padding", Argument("moe-router-padding-for-quantization", "flag", False,
                                                 aliases=("moe-router-padding-for-fp8",))),
     FieldRow(

@@ -17,6 +17,7 @@ FIXED: dict[str, FixedField] = {
     "framework.name": FixedField(("torchtitan",), "this is torchtitan's configuration"),
     "framework.attention": FixedField(("sdpa",), "its models are predicted with scaled_dot_product_attention alone"),
     "framework.permute_fusion": FixedField((True,), _MEGATRON),
+    "framework.router_fusion": FixedField((False,), _MEGATRON),
     "framework.router_padding": FixedField((False,), _MEGATRON),
     "framework.overlap_grad_reduce": FixedField((True,), "FSDP always overlaps"),
     "framework.overlap_param_gather": FixedField((True,), "FSDP always overlaps"),

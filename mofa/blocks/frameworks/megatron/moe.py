@@ -7,7 +7,7 @@ transformer_engine 2.20.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, any_true, logical_not
@@ -39,6 +39,7 @@ from mofa.blocks.parts import (
 )
 from mofa.blocks.roles import RoutingStep
 from mofa.blocks.work import Collective, CollectiveKind, GroupedGemm, GroupedKernel, HostSync, MemoryBound
+from mofa.specs.model import MoeSpec
 
 Activation = Callable[[TapeBuilder, Context, str, str, ArrayK, ArrayK, str, FloatK], str]
 
@@ -72,19 +73,45 @@ def router(b: TapeBuilder, ctx: Context, h: str) -> tuple[str, str]:
         step="gate",
     )  # fmt: skip
     scores = b.tensor("router.scores", s * experts * 4.0)
-    over_all = 4.0 * experts if moe.score == "sigmoid" else 0.0
-    chosen = b.tensor("router.chosen", s * (moe.top_k * 12.0 + over_all), grad=False)
-    mapped = b.tensor("router.map", s * experts, grad=False)
-    launches = ROUTER_KERNELS[moe.score] + (GROUP_KERNELS if moe.num_groups > 1 else 0)
-    kind = f"megatron router_{'grouped_' if moe.num_groups > 1 else ''}{moe.score}"
-    back = OpBackward(24.0 * s * experts, 6, like=f"{kind}_bwd", elements=s * experts, width=experts)
+    choice, table = _choice_of_experts(ctx, moe), s * experts
+    chosen = b.tensor("router.chosen", s * choice.saved_bytes_per_token, grad=False)
+    mapped = b.tensor("router.map", table, grad=False)
+    kind = f"{choice.library} router_{'grouped_' if moe.num_groups > 1 else ''}{moe.score}"
+    back = OpBackward(
+        choice.backward_moved_bytes * table, choice.backward_launches, like=f"{kind}_bwd", elements=table, width=experts
+    )
     b.add(
-        Op("router.topk", "memory_bound",
-        MemoryBound(4.0 * launches * s * experts, f"{kind}_fwd", s * experts, experts),
-           (logits,), (scores, chosen, mapped), (scores, chosen, mapped), launches=launches, back=back, step="router")
+        Op("router.topk", "memory_bound", MemoryBound(choice.moved_bytes * table, f"{kind}_fwd", table, experts),
+           (logits,), (scores, chosen, mapped), (scores, chosen, mapped), launches=choice.launches, back=back,
+           step="router")
     )  # fmt: skip
-    mark_ops_issued_by_call(b, since, timed_module_call(ctx, "router"))
+    by = timed_module_call(ctx, "fused_router" if ctx.framework.router_fusion else "router")
+    mark_ops_issued_by_call(b, since, by)
     return scores, mapped
+
+
+class _ChoiceOfExperts(NamedTuple):
+    """Kernels that choose a token's experts by its logits, and what of the choice is kept for the way back."""
+
+    library: str
+    """As kernels' curves are named."""
+    launches: int
+    moved_bytes: float
+    """For each token and expert, like ``backward_moved_bytes``. [B]"""
+    saved_bytes_per_token: float
+    """Beside the scores and the map. [B]"""
+    backward_launches: int
+    backward_moved_bytes: float
+
+
+def _choice_of_experts(ctx: Context, moe: MoeSpec) -> _ChoiceOfExperts:
+    """By PyTorch's ops, which keep indices and scores, of sigmoids those over all experts as well; or by one kernel,
+    which keeps an fp32 number for each expert (transformer_engine 2.20.2, pytorch/router.py)."""
+    if ctx.framework.router_fusion:
+        return _ChoiceOfExperts("te", 1, 13.0, 4.0 * moe.num_experts, 1, 13.0)
+    launches = ROUTER_KERNELS[moe.score] + (GROUP_KERNELS if moe.num_groups > 1 else 0)
+    over_all = 4.0 * moe.num_experts if moe.score == "sigmoid" else 0.0
+    return _ChoiceOfExperts("megatron", launches, 4.0 * launches, moe.top_k * 12.0 + over_all, 6, 24.0)
 
 
 def moe(b: TapeBuilder, ctx: Context, h: str) -> str:
