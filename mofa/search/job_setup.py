@@ -99,7 +99,7 @@ def with_numerics(
     refuse_absent_modules(workload.model, framework.activation_offload)
     _refuse_unlearned_positions(workload)
     framework = _with_optimizer(workload, framework)
-    framework = _with_words(workload.model, framework, words)
+    framework = _with_words(workload, framework, words)
     if framework.optimizer_offload and precision.moments == "bf16":
         raise SpecError("optimizer_offload: hosts step with fp32 moments; leave precision.moments out")
     refuse_optimizer_beyond_host_memory(workload, cluster, framework)
@@ -294,8 +294,9 @@ def with_offloaded_activations(model: ModelSpec, framework: FrameworkSpec) -> Fr
         raise SpecError(f"--with {ACTIVATION_OFFLOAD}: {said}") from None
 
 
-def _with_words(model: ModelSpec, framework: FrameworkSpec, words: Sequence[str]) -> FrameworkSpec:
+def _with_words(workload: WorkloadSpec, framework: FrameworkSpec, words: Sequence[str]) -> FrameworkSpec:
     """The framework with what ``--with`` names of its options."""
+    model = workload.model
     if "bf16_grads" in words:
         framework = _with_bf16_gradients(framework)
     if OPTIMIZER_OFFLOAD in words:
@@ -330,20 +331,21 @@ def _with_words(model: ModelSpec, framework: FrameworkSpec, words: Sequence[str]
                 "--framework torchtitan"
             )
         framework = framework.model_copy(update={"early_stop": True})
-    return _with_graphs(model, framework) if "cuda_graphs" in words else framework
+    return _with_graphs(workload, framework) if "cuda_graphs" in words else framework
 
 
-def _with_graphs(model: ModelSpec, framework: FrameworkSpec) -> FrameworkSpec:
-    """The framework with Transformer Engine's CUDA graphs of all that they can hold of the model's layers; those that
-    the user chose stay."""
+def _with_graphs(workload: WorkloadSpec, framework: FrameworkSpec) -> FrameworkSpec:
+    """The framework with Transformer Engine's CUDA graphs of all that they can hold of the model's layers, whole ones
+    where nobody waits for experts' numbers of rows; those that the user chose stay."""
     if framework.library is None:
         raise SpecError(
             f"--with cuda_graphs: is modelled for megatron, not for {framework.name}; use --framework megatron"
         )
     if framework.graphs.captures_any:
         return framework
-    dense = "+mlp" if model.num_dense_layers else ""
-    graphs = "te" if model.moe is None else f"te:attn{dense}+moe_router+moe_preprocess"
+    dense = "+mlp" if workload.model.num_dense_layers else ""
+    holds_all = workload.model.moe is None or workload.routing.pad_to_capacity
+    graphs = "te" if holds_all else f"te:attn{dense}+moe_router+moe_preprocess"
     return framework.model_copy(update={"cuda_graphs": graphs})
 
 

@@ -141,6 +141,22 @@ def test_gpt_oss_is_exported_but_for_yarn(tmp_path: Path) -> None:
         MEGATRON.write_arguments(job_of(_gpt_oss(1.3466), "megatron"))
 
 
+def test_a_fused_router_and_a_capacity_come_back(tmp_path: Path) -> None:
+    workload = mofa.load_workload(
+        "qwen3-30b-a3b", overrides={"routing": {"capacity_factor": 1.0, "pad_to_capacity": True}}
+    )
+    cluster = mofa.load_cluster("h100-hgx", 8)
+    facts = mofa.load_framework({"name": "megatron", "router_fusion": True, "cuda_graphs": "local"})
+    drawn = Drawn(workload, cluster, facts, plan_in_closed_form(workload, cluster, {"ep": 8}, facts))
+    text = megatron_job_files(job_of(drawn, "megatron"))["megatron.sh"]
+    assert "--moe-router-fusion" in text and "--moe-pad-expert-input-to-capacity" in text
+    file = tmp_path / "job.sh"
+    file.write_text(text)
+    job = read_job("megatron", file)
+    assert job.framework.router_fusion and str(job.framework.graphs) == "local"
+    assert_comes_back(job, drawn)
+
+
 def test_all_that_no_argument_says_is_named_at_once() -> None:
     workload = mofa.load_workload(
         "llama3-8b", global_batch=64,
@@ -204,6 +220,7 @@ SHARED_FIELDS = ("num_layers", "hidden_size", "ffn_hidden_size", "gated_linear_u
                  "num_moe_experts", "moe_router_topk", "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size",
                  "moe_router_score_function", "moe_router_enable_expert_bias", "moe_router_num_groups",
                  "moe_router_group_topk", "moe_token_dispatcher_type", "moe_grouped_gemm", "moe_permute_fusion",
+                 "moe_router_fusion",
                  "moe_router_pre_softmax", "moe_shared_expert_gate", "moe_router_dtype", "apply_rope_fusion",
                  "cross_entropy_loss_fusion", "cross_entropy_fusion_impl", "fp8", "fp8_recipe", "fp8_param",
                  "fp8_amax_history_len", "fp8_amax_compute_algo", "recompute_granularity", "recompute_method",

@@ -65,10 +65,12 @@ def test_experts_are_grouped_and_routed_in_fp32(tmp_path: Path) -> None:
     config = config_of(tmp_path, model={"base": "qwen3-30b-a3b", "num_layers": 2})
     assert config["moe_grouped_gemm"] and config["moe_permute_fusion"] and config["moe_router_force_load_balancing"]
     assert config["moe_router_dtype"] == "fp32"
-    options = {"name": "megatron", "permute_fusion": False, "router_padding": True}
+    assert config["moe_router_fusion"] is False
+    options = {"name": "megatron", "permute_fusion": False, "router_padding": True, "router_fusion": True}
     config = config_of(tmp_path, model={"base": "qwen3-30b-a3b", "num_layers": 2}, framework=options,
                        precision={"gemm": "fp8-delayed"})  # fmt: skip
     assert config["moe_permute_fusion"] is False and config["moe_router_padding_for_quantization"] is True
+    assert config["moe_router_fusion"] is True
 
 
 def test_a_capacity_is_megatrons_and_of_its_engine_alone(tmp_path: Path) -> None:

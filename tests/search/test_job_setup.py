@@ -17,6 +17,7 @@ PADDED = {"routing": {"kind": "zipf", "s": 0.5, "capacity_factor": 1.0, "pad_to_
     ("workload", "framework", "switch", "job", "word"),
     [
         ("llama3-8b", "megatron", {"permute_fusion": False}, {}, "needs experts"),
+        ("llama3-8b", "megatron", {"router_fusion": True}, {}, "needs experts"),
         ("llama3-8b", "megatron", {"router_padding": True}, FP8, "needs experts"),
         ("qwen3-30b-a3b", "megatron", {"router_padding": True}, {**FP8, **PADDED}, "pad_to_capacity"),
         ("llama3-8b", "torchtitan", {"shards_head_norms": False}, {}, "qk_norm"),
@@ -39,6 +40,7 @@ def test_switches_without_anything_to_act_on(
     ("workload", "framework", "switch"),
     [
         ("qwen3-30b-a3b", "megatron", {"permute_fusion": False, "fused_rope": False, "fused_swiglu": False}),
+        ("qwen3-30b-a3b", "megatron", {"router_fusion": True}),
         ("qwen3-30b-a3b", "torchtitan", {"shards_head_norms": False, "repeats_keys": True}),
         ("gpt3-175b", "megatron-local", {}),
     ],
@@ -47,6 +49,21 @@ def test_switches_with_something_to_act_on(workload: str, framework: str, switch
     job, machines = mofa.load_workload(workload), mofa.load_cluster("h100-hgx", 8)
     named = mofa.load_framework({"name": framework, **switch})
     assert with_numerics(job, machines, named, ())[2] == named
+
+
+@pytest.mark.parametrize(
+    ("workload", "routing", "graphs"),
+    [
+        ("llama3-8b", {}, "te"),
+        ("qwen3-30b-a3b", {}, "te:attn+moe_router+moe_preprocess"),
+        ("deepseek-v2-lite", {}, "te:attn+mlp+moe_router+moe_preprocess"),
+        ("qwen3-30b-a3b", {"capacity_factor": 1.0, "pad_to_capacity": True}, "te"),
+    ],
+)
+def test_graphs_hold_all_that_they_can(workload: str, routing: dict[str, Any], graphs: str) -> None:
+    job = mofa.load_workload(workload, overrides={"routing": routing} if routing else {})
+    found = with_numerics(job, mofa.load_cluster("h100-hgx", 8), mofa.load_framework("megatron"), ("cuda_graphs",))[2]
+    assert str(found.graphs) == graphs
 
 
 def test_what_a_key_offers_is_told_without_the_empty_word() -> None:

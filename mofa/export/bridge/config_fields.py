@@ -65,7 +65,8 @@ SAID_OTHERWISE = ("swiglu", "squared-relu", "no-bias-swiglu-fusion", "untie-embe
 """Arguments that :func:`bridge_config_fields` says by fields of other meanings."""
 SWITCHES = ("sequence-parallel", "no-rope-fusion", "no-bias-dropout-fusion", "no-gradient-accumulation-fusion",
             "cross-entropy-loss-fusion", "use-distributed-optimizer", "overlap-grad-reduce", "overlap-param-gather",
-            "disable-bias-linear", "qk-layernorm", "moe-grouped-gemm", "moe-permute-fusion")  # fmt: skip
+            "disable-bias-linear", "qk-layernorm", "moe-grouped-gemm", "moe-permute-fusion",
+            "moe-router-fusion")  # fmt: skip
 """Switches that are written where they are off too: classes of Bridge and Megatron-Core have other defaults."""
 
 

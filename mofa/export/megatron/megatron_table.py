@@ -82,7 +82,7 @@ UNMODELLED: dict[str, UnmodelledArgument] = {
         _no("it hides communication in a way of its own; leave it out"),
     ),
     **dict.fromkeys(
-        ("moe-use-legacy-grouped-gemm", "moe-apply-probs-on-input", "moe-router-fusion", "use-te-activation-func",
+        ("moe-use-legacy-grouped-gemm", "moe-apply-probs-on-input", "use-te-activation-func",
          "moe-enable-deepep", "moe-layer-recompute"),
         _no("experts run other kernels; leave it out"),
     ),
