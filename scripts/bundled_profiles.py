@@ -63,10 +63,8 @@ H200_TE = "h200-1gpu-te"
 """All of Transformer Engine's kernels on the H200, bf16 and fp8."""
 H200_LOSS = "h200-1gpu-te-loss"
 """Megatron's loss and the zeroing of its gradients on the H200."""
-H200_CAPACITY = "h200-1gpu-te-capacity"
-"""What drops tokens beyond an expert's capacity, on the H200."""
-DROPS = ("megatron router_drop_fwd", "megatron router_drop_bwd")
-"""Keys of these, which the H100 has from it."""
+H200_CAPACITY, DROPS = "h200-1gpu-te-capacity", ("megatron router_drop_fwd", "megatron router_drop_bwd")
+"""What drops tokens beyond an expert's capacity, on the H200; the H100 has it from there."""
 OF_TE = ("te rmsnorm", "te layernorm", "te rope", "te permute", "te unpermute", "te sort", "te row_map",
          "te weighted_swiglu", "te swiglu", "te wgrad_add", "te chunk_order", "megatron router", "te router",
          "te geglu", "te squared_relu", "te bias_gelu", "megatron loss", "megatron compiled_loss",
@@ -345,8 +343,7 @@ def with_own_te(h200: dict[str, Any], h100: dict[str, Any]) -> dict[str, Any]:
     What no row of its own tells is the H100's: the experts' SwiGLU back, which was read off traced steps, and what
     adding to an fp32 gradient takes.
     """
-    own, source = fitted([H200_TE, H200_LOSS])
-    drops, of_drops = fitted([H200_CAPACITY])
+    (own, source), (drops, of_drops) = fitted([H200_TE, H200_LOSS]), fitted([H200_CAPACITY])
     states = ("sustained", "alone", "clock", "full_load_flops")
     known = {state: h200["gemm"]["bf16"][state] for state in states}
     several = {"bf16": {**curve_profile_entry(own.multi_stream["bf16"], source, **known), **TE_LIBRARY}}
@@ -374,11 +371,9 @@ def zero_buffer() -> dict[str, Any]:
 
 
 def with_loss_of_steps(h100: dict[str, Any], h200: dict[str, Any]) -> dict[str, Any]:
-    """The H100's curves with Megatron's loss as traced steps have it, and the H200's for what they don't show and what
-    drops tokens."""
+    """The H100's curves with Megatron's loss as traced steps have it, and the H200's for what was not timed here."""
     moved = same_processor(read("gpus", "h100-sxm"), {**read("gpus", "h200-sxm"), "curves": h200})["stream"]
-    moved_keys = (*OWN_DRAWS, *DROPS)
-    stream = {key: {k: v for k, v in moved[key].items() if k != "clock_share"} for key in moved_keys}
+    stream = {key: {k: v for k, v in moved[key].items() if k != "clock_share"} for key in (*OWN_DRAWS, *DROPS)}
     for key, element_s in H100_LOSS.items():
         form = {**stream[key]["form"], "bytes_per_s": stream[key]["form"]["bytes_per_element"] / element_s}
         known = {k: v for k, v in stream[key].items() if k not in FIT_FIELDS}

@@ -15,7 +15,7 @@ from mofa.blocks.context import Context
 from mofa.blocks.elementwise import BoolK, all_true, any_true, ceil, logical_not, where
 from mofa.blocks.fp8 import BLOCK, TENSORS_PER_CAST, Fp8Recipe
 from mofa.blocks.frameworks.megatron.calls import timed_module_call
-from mofa.blocks.frameworks.megatron.capacity import fills_last_pieces, rows_of_whole_pieces
+from mofa.blocks.frameworks.megatron.expert_capacity import fills_last_pieces, rows_of_whole_pieces
 from mofa.blocks.frameworks.megatron.tuned_norms import has_tuned_norm
 from mofa.blocks.op import (
     GRADIENT,

@@ -13,7 +13,7 @@ from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, any_true, logical_not
 from mofa.blocks.frameworks.megatron import fp8
 from mofa.blocks.frameworks.megatron.calls import add_op_of_module_python, mark_ops_issued_by_call, timed_module_call
-from mofa.blocks.frameworks.megatron.capacity import drop_tokens_beyond_capacity
+from mofa.blocks.frameworks.megatron.expert_capacity import drop_tokens_beyond_capacity
 from mofa.blocks.frameworks.megatron.linear import weight_gradient_bytes_per_param
 from mofa.blocks.frameworks.megatron.micro_moe import schedule_tokens_over_replicas
 from mofa.blocks.frameworks.megatron.mlp import activation, fuses_activation, mlp, multiply_by_shared_gate

@@ -12,7 +12,7 @@ from typing import Literal
 from mofa.blocks.context import ArrayK, Context
 from mofa.blocks.elementwise import BoolK, where
 from mofa.blocks.frameworks.megatron.calls import timed_module_call
-from mofa.blocks.frameworks.megatron.capacity import rows_over_chosen_copies
+from mofa.blocks.frameworks.megatron.expert_capacity import rows_over_chosen_copies
 from mofa.blocks.op import FloatK, Op, OpBackward, TapeBuilder
 from mofa.blocks.work import HostSync, MemoryBound
 

@@ -11,7 +11,7 @@ import pytest
 from mofa.blocks.build import BlockTapes
 from mofa.blocks.context import Context
 from mofa.blocks.fp8 import FP8_RECIPES
-from mofa.blocks.frameworks.megatron.capacity import (
+from mofa.blocks.frameworks.megatron.expert_capacity import (
     fills_last_pieces,
     rows_of_whole_pieces,
     rows_over_chosen_copies,
