@@ -213,8 +213,8 @@ than 20 tested runs are pooled with those next wider; each run keeps the band of
 (their GPU, their framework, so many nodes) have the smallest and the largest residual of all.
 
 They are wide and say so; no share is claimed of them. Of rows that leave recomputation blank, a residual is of the
-guess as much as of the model: they count only where no other row has their nodes and layers. Of others no band is
-fitted, and none is claimed. The last two lines say how often such steps lie inside all the same."""
+guess as much as of the model: they count only where fewer than nine others have their nodes and layers. Of others no
+band is fitted, and none is claimed. The last two lines say how often such steps lie inside all the same."""
 
 
 def band_rows(report: ValidationReport) -> list[list[str]]:
