@@ -97,7 +97,8 @@ class MeasuredCoverage(Spec):
 
 
 class RowsWithoutRecomputation(Spec):
-    """Rows that leave recomputation blank, of nodes and layers that no others have; elsewhere they say nothing."""
+    """Rows that leave recomputation blank, of nodes and layers of which others are few, and those others; elsewhere
+    rows with a blank say nothing."""
 
     path: tuple[str, ...]
     """Their nodes and layers."""

@@ -239,7 +239,7 @@ def fit_step_residuals(residuals: Sequence[StepResidual]) -> StepResiduals:
         stand_ins=tuple(
             RowsWithoutRecomputation(path=path, gpus=_gpus(rows), seen=_seen(rows))
             for path in sorted({_nodes_and_layers(item) for item in standing_in})
-            for rows in [[item for item in standing_in if _nodes_and_layers(item) == path]]
+            for rows in [[item for item in residuals if _nodes_and_layers(item) == path]]
         ),
         seen={name: _seen([item for item in complete if item.circumstances.layers == name]) for name in layers},
     )

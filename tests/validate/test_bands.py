@@ -258,15 +258,20 @@ def test_a_residual_by_hand() -> None:
 
 
 def test_rows_with_a_blank_stand_in_where_nothing_better_was_measured() -> None:
-    """Of the same nodes and layers; there a whole row pushes them out."""
+    """Of the same nodes and layers; there whole rows push them out once they are enough to have a tenth."""
     far = DENSE.model_copy(update={"nodes": "several nodes"})
     near = [residual(0.01 * i, f"f{i}") for i in range(20)]
     blank = [replace(residual(0.5, f"g{i}", far), has_whole_configuration=False) for i in range(5)]
     alone = fit_step_residuals([*near, *blank])
     assert [item.path for item in alone.stand_ins] == [far.levels_in_order[:2]]
     assert (alone.groups[0].runs, alone.narrowest_group_of_path(far.levels_in_order).runs) == (20, 5)
-    beside = fit_step_residuals([*near, *blank, residual(0.4, "h", far)])
-    assert beside.stand_ins == () and beside.groups[0].runs == 21
+    one = replace(residual(0.4, "h", far), gpu="b200")
+    with_one = fit_step_residuals([*near, *blank, one])
+    assert (with_one.groups[0].runs, with_one.narrowest_group_of_path(far.levels_in_order).runs) == (21, 6)
+    (both,) = with_one.stand_ins
+    assert set(both.gpus) == {"b200", blank[0].gpu}  # what either ran on is known
+    beside = fit_step_residuals([*near, *blank, *(residual(0.4 + 0.01 * i, f"h{i}", far) for i in range(9))])
+    assert beside.stand_ins == () and beside.groups[0].runs == 29
 
 
 def test_rows_with_a_blank_are_a_group_though_as_many_runs_are_about_them() -> None:
