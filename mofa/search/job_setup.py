@@ -98,6 +98,7 @@ def with_numerics(
     _refuse_attention(workload.model, framework)
     refuse_absent_modules(workload.model, framework.activation_offload)
     _refuse_unlearned_positions(workload)
+    _refuse_capacity_beyond_tokens(workload)
     framework = _with_optimizer(workload, framework)
     framework = _with_words(workload, framework, words)
     if framework.optimizer_offload and precision.moments == "bf16":
@@ -220,6 +221,20 @@ def _refuse_unlearned_positions(workload: WorkloadSpec) -> None:
         raise SpecError(
             f"{workload.model.name}: learns {rows:,} positions (model.max_positions), and a sequence has {tokens:,} "
             "tokens; use shorter ones or give it more positions"
+        )
+
+
+def _refuse_capacity_beyond_tokens(workload: WorkloadSpec) -> None:
+    """Refuse to pad experts to more rows than a rank has tokens: Megatron-Core's permutation cannot pick them
+    (megatron_core 0.16.1, transformer/moe/moe_utils.py, ``permute``)."""
+    routing, moe = workload.routing, workload.model.moe
+    if moe is None or not routing.pad_to_capacity or routing.capacity_factor is None:
+        return
+    most = moe.num_experts / moe.top_k
+    if routing.capacity_factor > most:
+        raise SpecError(
+            f"routing.pad_to_capacity: capacity_factor ({routing.capacity_factor:g}) gives an expert more rows than "
+            f"a rank has tokens; use at most {most:g} ({moe.num_experts} experts over {moe.top_k} chosen)"
         )
 
 

@@ -246,7 +246,7 @@ def fit_step_residuals(residuals: Sequence[StepResidual]) -> StepResiduals:
 
 
 def _is_few(runs: float) -> bool:
-    """Whether independent runs are too few to have a tenth of their own."""
+    """Whether so many runs are too few to have a tenth of their own; a family's count as fewer than they are."""
     return OUTSIDE * (runs + 1.0) < 1.0
 
 

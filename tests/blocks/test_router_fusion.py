@@ -25,9 +25,13 @@ def test_one_kernel_each_way_chooses(moe: dict[str, Any], scores: str) -> None:
         ours, others = (one(getattr(of, tape), f"router.topk{back}") for of in (fused, eager))
         assert (ours.launches, moved(ours)) == (1, 13 * TOKENS * NUM_EXPERTS)
         assert others.launches > 5 and moved(others) > moved(ours)
-        assert ours.module_call is None or ours.module_call.module == "fused_router"
         assert ours.work.like == f"te router_{scores}_{name}"
         assert others.work.like == f"megatron router_{scores}_{name}"
+
+
+def test_the_kernel_is_called_as_a_module_of_its_own() -> None:
+    call = one(routed(router_fusion=True).forward, "router.topk").module_call
+    assert call is not None and call.module == "fused_router"
 
 
 def test_a_number_for_each_expert_is_kept() -> None:

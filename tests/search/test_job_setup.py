@@ -10,6 +10,7 @@ import mofa
 from mofa.search.job_setup import with_numerics
 
 FP8 = {"precision": {"gemm": "fp8-blockwise"}}
+CAPACITY = {"routing": {"capacity_factor": 1.0, "pad_to_capacity": True}}
 PADDED = {"routing": {"kind": "zipf", "s": 0.5, "capacity_factor": 1.0, "pad_to_capacity": True}}
 
 
@@ -85,6 +86,20 @@ def test_what_a_key_offers_is_told_without_the_empty_word() -> None:
             "ep=2 dispatcher=allgather",
             "router_padding",
         ),
+        (
+            "qwen3-30b-a3b",
+            {"name": "megatron"},
+            CAPACITY,
+            "ep=2 dispatcher=allgather",
+            r"allgather with routing.pad_to_capacity: it is not modelled; use alltoall",
+        ),
+        (
+            "qwen3-30b-a3b",
+            {"name": "megatron", "dispatcher": "deepep"},
+            CAPACITY,
+            "ep=2",
+            r"deepep with routing.pad_to_capacity: Megatron-Core refuses it; use alltoall",
+        ),
     ],
 )
 def test_options_that_a_strategy_cannot_choose(
@@ -94,6 +109,18 @@ def test_options_that_a_strategy_cannot_choose(
     with pytest.raises(mofa.StrategyError, match=word) as refused:
         mofa.estimate(job, machines, strategy, framework=mofa.load_framework(framework), replay=False)
     assert "\n" not in str(refused.value)
+
+
+def test_experts_are_not_padded_beyond_the_tokens_at_hand() -> None:
+    machines, framework = mofa.load_cluster("h100-hgx", 8), mofa.load_framework("megatron")
+    for factor, pads in ((16.0, True), (16.1, False)):  # 8 of 128 experts
+        routing = {"capacity_factor": factor, "pad_to_capacity": pads}
+        with_numerics(mofa.load_workload("qwen3-30b-a3b", overrides={"routing": routing}), machines, framework, ())
+    job = mofa.load_workload("qwen3-30b-a3b", overrides={"routing": {"capacity_factor": 16.1, "pad_to_capacity": True}})
+    with pytest.raises(
+        mofa.SpecError, match=r"capacity_factor \(16.1\) .* use at most 16 \(128 experts over 8 chosen\)"
+    ):
+        with_numerics(job, machines, framework, ())
 
 
 def test_sequences_are_no_longer_than_what_is_learned() -> None:

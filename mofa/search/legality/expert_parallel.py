@@ -67,14 +67,37 @@ def etp_shortfall(job: JobAndMachines, table: StrategyTable) -> FloatN:
     return np.where(ok, 0.0, np.abs(table.etp - table.tp) + 0.0)
 
 
-def deepep_shortfall(job: JobAndMachines, table: StrategyTable) -> FloatN:
-    """How far a row is from what DeepEP needs: Megatron's etp x ep above 1 (token_dispatcher.py), torchtitan's ep above
-    1 and etp 1."""
-    if job.framework.dispatcher != "deepep" or job.workload.model.moe is None:
+def dispatcher_shortfall(job: JobAndMachines, table: StrategyTable) -> FloatN:
+    """How far a row is from what its dispatcher needs. (n,)
+
+    DeepEP: Megatron's etp x ep above 1 (token_dispatcher.py), torchtitan's ep above 1 and etp 1. Padded to a capacity,
+    experts are modelled under the all-to-all dispatcher alone.
+    """
+    if job.workload.model.moe is None or job.framework.dispatcher == "alltoall":
+        return np.zeros(len(table))
+    if _pads_rows_in_megatron(job):
+        return np.ones(len(table))
+    if job.framework.dispatcher != "deepep":
         return np.zeros(len(table))
     if job.framework.traits.has_pytorch_modules:
         return np.asarray((table.ep == 1) + (table.etp - 1), dtype=float)
     return np.asarray(table.ep * table.etp == 1, dtype=float)
+
+
+def dispatcher_message(job: JobAndMachines, table: StrategyTable) -> str:
+    """Why a row's dispatcher does not run, and what to do."""
+    framework = job.framework
+    said = f"{framework.name}: dispatcher {framework.dispatcher}"
+    if _pads_rows_in_megatron(job):
+        refused = "Megatron-Core refuses it" if framework.dispatcher == "deepep" else "it is not modelled"
+        return f"{said} with routing.pad_to_capacity: {refused}; use alltoall or leave pad_to_capacity out"
+    do = "it needs ep above 1 and etp 1" if framework.traits.has_pytorch_modules else "raise ep"
+    return f"{said} does not run with {degrees_text(table, 'ep', 'etp')}; {do}"
+
+
+def _pads_rows_in_megatron(job: JobAndMachines) -> bool:
+    """DeepEP with padded experts: transformer_config.py, 1074; the all-gather dispatcher pads nothing."""
+    return job.workload.routing.pad_to_capacity and not job.framework.traits.has_pytorch_modules
 
 
 def routed_copies_shortfall(job: JobAndMachines, table: StrategyTable) -> FloatN:

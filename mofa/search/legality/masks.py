@@ -14,7 +14,8 @@ from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, default_schedule
 from mofa.search.legality.context_parallel import context_parallel_excess, context_parallel_message
 from mofa.search.legality.expert_overlap import expert_overlap_message, expert_overlap_shortfall
 from mofa.search.legality.expert_parallel import (
-    deepep_shortfall,
+    dispatcher_message,
+    dispatcher_shortfall,
     etp_shortfall,
     expert_grid_shortfall,
     expert_sharding_ranks,
@@ -281,9 +282,7 @@ CHECKS: tuple[LegalityCheck, ...] = (
         f"{j.framework.name}: rank_order {j.framework.rank_order} with {degrees_text(t, 'pp')} needs as many ranks of "
         f"{degrees_text(t, 'tp', 'cp')} as of {'ep x etp' if j.workload.model.moe else 'tp'}; "
         f"{'set ep x etp to tp x cp' if j.workload.model.moe else 'set cp=1'}, or leave rank_order out")),
-    LegalityCheck("dispatcher", "ranks", deepep_shortfall, lambda j, t: (
-        f"{j.framework.name}: dispatcher deepep does not run with {degrees_text(t, 'ep', 'etp')}; "
-        f"{'it needs ep above 1 and etp 1' if j.framework.traits.has_pytorch_modules else 'raise ep'}")),
+    LegalityCheck("dispatcher", "ranks", dispatcher_shortfall, dispatcher_message),
     LegalityCheck("expert_overlap", "conditions", expert_overlap_shortfall, expert_overlap_message,
           depends_on_recompute_mode=True),
     LegalityCheck("sequence_parallel", "switch", _sp, lambda j, t: (
