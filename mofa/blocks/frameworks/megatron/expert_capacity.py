@@ -41,13 +41,21 @@ def drop_tokens_beyond_capacity(b: TapeBuilder, ctx: Context, scores: str, mappe
 
 
 def rows_over_chosen_copies(ctx: Context) -> float:
-    """Rows that a rank sends over its tokens times the experts that each chose. [-]"""
+    """Rows that a rank sends over its tokens times the experts that each chose. [-]
+
+    Megatron-Core rounds an expert's capacity up to whole rows of each source rank; here it is not rounded, so that few
+    tokens for each expert are told too few rows. Dropped tokens that are not padded are told as sent.
+    """
     return ctx.capacity_factor if ctx.fixed_rows and ctx.capacity_factor is not None else 1.0
 
 
 def fills_last_pieces(ctx: Context, rows: FloatK) -> BoolK:
-    """Where experts' rows end within a piece of an fp8 product; rows of a capacity are of one number, and by chance
-    alone whole pieces otherwise."""
+    """Where experts' rows end within a piece of an fp8 product.
+
+    All experts have as many rows where these are a capacity's, and hardly ever whole pieces otherwise. As the capacity
+    is not rounded up, a piece is filled here where Megatron-Core's rounded rows fill it already, as with ep x etp a
+    multiple of 16.
+    """
     if ctx.fp8 is None or not ctx.fixed_rows:
         return True
     return (rows / ctx.local_experts) % ctx.fp8.aligned_rows != 0
