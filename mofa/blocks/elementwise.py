@@ -46,6 +46,18 @@ def where(condition: BoolK, yes: FloatK, no: FloatK) -> FloatK:
     return np.where(condition, yes, no)
 
 
+def rounded(x: FloatK, *, up: bool = False) -> FloatK:
+    """The nearest whole number, or the next one above, entry by entry.
+
+    Examples
+    --------
+    >>> rounded(2.2), rounded(2.2, up=True), rounded(np.array([1.9, 3.0]), up=True)
+    (2.0, 3.0, array([2., 3.]))
+    """
+    whole: FloatK = np.ceil(x) if up else np.round(x)
+    return whole if isinstance(x, np.ndarray) else float(whole)
+
+
 def maximum(x: FloatK, y: FloatK) -> FloatK:
     """The larger, entry by entry.
 

@@ -29,7 +29,8 @@ def shares_under_capacity(shares: FloatA, capacity_factor: float, *, pad: bool =
     Notes
     -----
     Megatron-Core gives each expert ``ceil(copies of a source rank / E * capacity_factor)`` rows of that rank and drops
-    what is beyond before the exchange. Here every source rank sends alike and the capacity is not rounded up.
+    what is beyond before the exchange. Here every source rank sends alike and the capacity is not rounded up; blocks
+    with padded rows round it (:mod:`mofa.blocks.capacity_rows`).
 
     References
     ----------

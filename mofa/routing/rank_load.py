@@ -118,6 +118,8 @@ def routing_loads(routing: RoutingSpec, model: ModelSpec, degrees: Sequence[int]
             by_layer[ep] = np.quantile(ratios, routing.memory_quantile, axis=0, method="inverted_cdf")
         if budget is None and not routing.pad_to_capacity:  # else all ranks hold as many
             emptiest[ep] = float(np.quantile(ratios, 1.0 - routing.memory_quantile, method="inverted_cdf"))
+        if routing.pad_to_capacity:  # all send as much: what is padded is counted in the rows that they send
+            sent[ep] = 1.0
         if budget is not None and ep > 1:
             sent[ep], time[ep], memory[ep] = time[ep], budget, max(memory[ep], budget)
             over[ep] = rerun_fraction(ratios, budget)

@@ -18,6 +18,11 @@ from mofa.blocks.frameworks.megatron.expert_capacity import (
 )
 from mofa.blocks.op import Op
 from mofa.blocks.work import HostSync
+from mofa.cost.block.block_cost import num_ranks_with_meeting_hosts
+from mofa.cost.kernels.topology import ProcessGroup
+from mofa.routing.rank_load import routing_loads
+from mofa.specs.load import load_workload
+from mofa.specs.routing import RoutingSpec
 from tests.blocks.ops import moved, one
 from tests.blocks.small import EXPERTS, build, context, framework, llama
 
@@ -80,3 +85,22 @@ def test_fp8_rows_of_a_capacity_are_padded_where_they_end_within_a_piece() -> No
     np.testing.assert_array_equal(fills_last_pieces(ctx, rows), [False, True, False])
     np.testing.assert_array_equal(rows_of_whole_pieces(ctx, rows), [8 * 64.0, 8 * 80.0, 8 * 80.0])
     assert fills_last_pieces(replace(ctx, fixed_rows=False), rows) is True
+
+
+def test_a_capacity_is_whole_rows_of_each_source_rank() -> None:
+    """``get_capacity`` rounds up (transformer/moe/moe_utils.py): 512 tokens to 2 of 8 experts, 1.001 times 128 rows."""
+    ctx = expert_context(1.001, pad=True)
+    spec = ctx.model.moe
+    assert spec is not None and (ctx.shard_tokens, spec.num_experts) == (512.0, 8)
+    each = 512.0 * spec.top_k / 8
+    assert rows_over_chosen_copies(ctx) * each == pytest.approx(each + 1.0)
+
+
+def test_padded_rows_are_counted_once_and_no_host_waits_for_their_number() -> None:
+    """An exchange has the bytes of the rows sent, padding among them, times what a rank sends over the mean."""
+    workload = load_workload("qwen3-30b-a3b")
+    padded = workload.model_copy(update={"routing": RoutingSpec(capacity_factor=1.25, pad_to_capacity=True)})
+    assert routing_loads(padded.routing, padded.model, [8]).sent_bytes_over_mean == {8: 1.0}
+    groups = {"etp_ep": ProcessGroup(np.array([8]), np.array([8]), np.array([8]))}
+    assert num_ranks_with_meeting_hosts(padded, groups) is None
+    assert num_ranks_with_meeting_hosts(workload, groups) == 8

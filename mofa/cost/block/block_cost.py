@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from mofa.blocks import build
 from mofa.blocks.build import BlockTapes
+from mofa.blocks.capacity_rows import padded_rows_over_copies
 from mofa.blocks.context import Context
 from mofa.blocks.elementwise import FloatK, any_true, broadcast_to_combinations, maximum, stack_rows, where
 from mofa.blocks.float8 import float8_linears
@@ -102,8 +103,10 @@ def num_ranks_with_meeting_hosts(
     workload: WorkloadSpec, groups: Mapping[str, ProcessGroup]
 ) -> NDArray[np.int64] | None:
     """Ranks whose hosts wait for each other within every layer: each reads how many tokens experts get, which others
-    send it. With capacity nobody reads; that is not told apart. (K,) [-]"""
-    return None if workload.model.moe is None else np.asarray(groups["etp_ep"].size, dtype=np.int64)
+    send it. Nobody reads where all experts are padded to a capacity. (K,) [-]"""
+    if workload.model.moe is None or workload.routing.pad_to_capacity:
+        return None
+    return np.asarray(groups["etp_ep"].size, dtype=np.int64)
 
 
 def block_context_and_process_groups(
@@ -120,6 +123,10 @@ def block_context_and_process_groups(
     top_k = model.moe.top_k if model.moe else 0
     load = loads.load_columns(table.ep, table.balancing)
     time_ratio, memory_ratio = _plain(load.slowest_rows_over_mean), _plain(load.quantile_rows_over_mean)
+    if model.moe is not None and workload.routing.pad_to_capacity:
+        assert workload.routing.capacity_factor is not None
+        padded = padded_rows_over_copies(local * top_k, model.moe.num_experts, workload.routing.capacity_factor)
+        time_ratio = memory_ratio = padded
     element: int = 2
     recipe = FP8_RECIPES.get(fp8_recipe_of_layers(workload, framework))
     gemm_format: Format = recipe.product if recipe and framework.library else "bf16"

@@ -6,8 +6,9 @@ Read in megatron_core 0.16.1 (transformer/moe/moe_utils.py, ``apply_router_token
 
 from __future__ import annotations
 
+from mofa.blocks.capacity_rows import padded_rows_over_copies
 from mofa.blocks.context import Context
-from mofa.blocks.elementwise import BoolK, FloatK, where
+from mofa.blocks.elementwise import BoolK, FloatK, rounded, where
 from mofa.blocks.op import Op, OpBackward, TapeBuilder
 from mofa.blocks.work import MemoryBound
 
@@ -40,29 +41,30 @@ def drop_tokens_beyond_capacity(b: TapeBuilder, ctx: Context, scores: str, mappe
     return taken_scores, taken
 
 
-def rows_over_chosen_copies(ctx: Context) -> float:
+def rows_over_chosen_copies(ctx: Context) -> FloatK:
     """Rows that a rank sends over its tokens times the experts that each chose. [-]
 
-    Megatron-Core rounds an expert's capacity up to whole rows of each source rank; here it is not rounded, so that few
-    tokens for each expert are told too few rows. Dropped tokens that are not padded are told as sent.
+    Dropped tokens that are not padded are told as sent.
     """
-    return ctx.capacity_factor if ctx.fixed_rows and ctx.capacity_factor is not None else 1.0
+    if not ctx.fixed_rows or ctx.capacity_factor is None:
+        return 1.0
+    spec = ctx.model.moe
+    assert spec is not None
+    return padded_rows_over_copies(ctx.shard_tokens * spec.top_k, spec.num_experts, ctx.capacity_factor)
 
 
 def fills_last_pieces(ctx: Context, rows: FloatK) -> BoolK:
     """Where experts' rows end within a piece of an fp8 product.
 
-    All experts have as many rows where these are a capacity's, and hardly ever whole pieces otherwise. As the capacity
-    is not rounded up, a piece is filled here where Megatron-Core's rounded rows fill it already, as with ep x etp a
-    multiple of 16.
+    All experts have as many rows where these are a capacity's, and hardly ever whole pieces otherwise.
     """
     if ctx.fp8 is None or not ctx.fixed_rows:
         return True
-    return (rows / ctx.local_experts) % ctx.fp8.aligned_rows != 0
+    return rounded(rows / ctx.local_experts) % ctx.fp8.aligned_rows != 0
 
 
 def rows_of_whole_pieces(ctx: Context, rows: FloatK) -> FloatK:
     """Rows of a rank's experts, all of one number, with what fills each up to whole pieces. [tokens]"""
     assert ctx.fp8 is not None
-    each, piece = rows / ctx.local_experts, ctx.fp8.aligned_rows
+    each, piece = rounded(rows / ctx.local_experts), ctx.fp8.aligned_rows
     return where(fills_last_pieces(ctx, rows), (each // piece + 1.0) * piece * ctx.local_experts, rows)
