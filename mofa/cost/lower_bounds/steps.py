@@ -20,7 +20,7 @@ from mofa.cost.rank_rules import gradient_reducer_of_precision_mode
 from mofa.cost.rows import recompute_mode_indices
 from mofa.cost.stages import Stages, stages_of_row
 from mofa.cost.step_time.critical_path import critical_path_may_be_too_low
-from mofa.cost.step_time.fsdp_ends import most_time_savings_at_model_ends_s
+from mofa.cost.step_time.fsdp_ends import most_time_savings_beside_others_s
 from mofa.cost.step_time.power_averaging import RESTED, power_averaged_idle_share
 from mofa.schedules import SCHEDULE_NAMES, SCHEDULES, Schedule
 from mofa.specs.hardware import ClusterSpec
@@ -222,7 +222,7 @@ class _PartBounds:
         self.embedding, self.heads, self.predictions = embedding, (1 + depth) * head, np.zeros(len(rows))
         if pick is _least_s and gradient_reducer_of_precision_mode(estimator.framework, part.mode) == "FSDP by block":
             used = np.unique([self.base, self.full])
-            self.heads = self.heads - most_time_savings_at_model_ends_s(part.costs, part.layers, used)[self.k]
+            self.heads = self.heads - most_time_savings_beside_others_s(part.costs, part.layers, used)[self.k]
         if part.mtp is not None:
             each = part.mtp.stack_of_blocks(lambda cost: pick(cost.forward) + pick(cost.backward))[..., 0]
             # a prediction's layer is like the model's last; what is ahead of it is left out

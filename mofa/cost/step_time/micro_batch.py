@@ -20,7 +20,7 @@ from mofa.cost.block.host_clock import NEVER, ClockAdvance
 from mofa.cost.block.tape_clock import TapeTime
 from mofa.cost.rank_rules import gradient_reducer, host_waits_at_exchanges
 from mofa.cost.rows import GatheredRows
-from mofa.cost.step_time.fsdp_ends import time_savings_at_model_ends
+from mofa.cost.step_time.fsdp_ends import time_savings_beside_others
 from mofa.cost.step_time.host_copies import wait_for_host_copies_s
 
 ArrayN = NDArray[np.float64]
@@ -288,7 +288,7 @@ def _passes(rows: GatheredRows) -> MicroBatchPasses:
     splits = rows.schedule_record.defers_weight_gradients
     if splits:
         weights = _over_chunks(rows, "weight_backward_s", c.embedding.backward.weights, c.head.backward.weights)
-    spared = time_savings_at_model_ends(rows)
+    spared = time_savings_beside_others(rows)
     for passes, spared_s in zip((forward, backward), spared, strict=True):
         passes[:, 0, 0] -= spared_s
     index = np.flatnonzero(_is_host_bound(rows))

@@ -150,8 +150,9 @@ class _Rank:
         self, name: str, seconds: float, stream: str, reads: tuple[str, ...], writes: str, works: Collectives
     ) -> SideStreamOp:
         curves, groups, fabric = self.rows.cluster.gpu.curves, self.rows.groups, self.rows.costs.machine.network_fabric
-        names = {work.group for work in works}
-        slows = max(float(collective_slowdown(curves, groups[name], fabric)[0]) for name in names)
+        each_s = np.array([self.collective_s(work.kind, float(work.payload), work.group) for work in works])
+        each_slows = [float(collective_slowdown(curves, groups[work.group], fabric)[0]) for work in works]
+        slows = float(each_s @ each_slows / max(each_s.sum(), 1e-12))
         return SideStreamOp(name, seconds, self.issue_s, FAMILY["dp"], stream, reads, (writes,), slows, works=works)
 
     def weights(self, chunk: int, backward: bool) -> list[_Weight]:

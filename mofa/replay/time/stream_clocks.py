@@ -295,7 +295,7 @@ class StreamClocks:
         if seconds > 0:
             self.side_stream_s[family] += seconds
             if start < self.compute:
-                self._catch_up(start, min(end, self.compute), step)
+                self._catch_up(start, end, step)
             if is_communication_family(family) and end > self.compute:
                 launched = self.compute if NOW in reads else LONG_AGO
                 self.ops_in_flight.append((start, end, family, slows, launched))
@@ -321,12 +321,18 @@ class StreamClocks:
     def _catch_up(self, start: float, end: float, step: SideStreamOp) -> None:
         """Slow down what was computed before a launch that the host made far ahead, as it ran beside that.
 
-        What computing launched meanwhile on other streams is launched later, too.
+        Of what it computed by then it loses as much as if it had been told ahead: work of C takes C / (1 - slowdown),
+        but loses no more than the launch lasts. What computing launched meanwhile on other streams is launched later,
+        too.
         """
-        lost = step.computing_slowdown * self._computed_s(start, end)
+        slowdown, until = step.computing_slowdown, min(end, self.compute)
+        computed_s = self._computed_s(start, until)
+        if slowdown < 1.0:
+            computed_s = min(computed_s / (1.0 - slowdown), computed_s + max(end - until, 0.0))
+        lost = slowdown * computed_s
         if lost > 0.0:
             self.exposed[step.family] += lost
-            self._move_launches(start, end, step.computing_slowdown)
+            self._move_launches(start, until, slowdown)
             if self.watch is not None:
                 self.watch.add_computation(f"slowed beside {step.name}", step.family, self.compute, self.compute + lost)
             self.compute += lost
