@@ -9,22 +9,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from mofa.blocks.elementwise import FloatK, any_true, maximum, where
+import numpy as np
+
+from mofa.blocks.elementwise import BoolK, FloatK, any_true, maximum, minimum, where
 from mofa.blocks.op import COMPUTING_FAMILIES, Op, Tape
 from mofa.blocks.work import Collective, HostCopy, HostSync, MemoryBound
 from mofa.cost.block.durations import OpTimingMachine
 from mofa.cost.kernels.computing_slowdown import collective_slowdown
 
+ROUNDING = 1e-9
+"""By how much of them two sums of the same seconds may be apart. [-]"""
 HIDDEN = ("tp", "cp", "ep", "pp", "dp")
 
 
 class CommunicationOfFamily(NamedTuple):
-    """A family that communicates: its seconds, what computing loses per second that it runs beside, and its seconds on
-    other streams than computing's. (K,) [s, -, s]"""
+    """A family that communicates: its seconds, what computing loses per second that it runs beside, its seconds on
+    other streams than computing's, and those of its copies on computing's, which lose as much. (K,) [s, -, s, s]"""
 
     sent_s: FloatK
     slowdown: FloatK
     aside_s: FloatK
+    copied_s: FloatK
 
 
 def exposed_and_hidden_with_loss(
@@ -33,14 +38,14 @@ def exposed_and_hidden_with_loss(
     """What is exposed, with what computing loses by communication beside it, and what is hidden. (K,) each [s]"""
     exposed = dict(alone)
     hidden: dict[str, FloatK] = dict.fromkeys(HIDDEN, 0.0)
-    computing, alone_s = sum((alone[name] for name in COMPUTING_FAMILIES), 0.0), sum(alone.values(), 0.0)
+    computing, alone_s = _computing_s(alone, sent), sum(alone.values(), 0.0)
     left_s: FloatK = 0.0  # of what waits give back more than their own family makes computing lose
     lost_s: dict[str, FloatK] = {}
-    for name, (took, slowdown, _) in sent.items():
+    for name, (took, slowdown, *_) in sent.items():
         beside = took - alone[name]
         hidden[name] = where(beside > 1e-9 * took, beside, 0.0)  # rounding is no overlap
         # what runs beside another wait costs nothing, nor does what makes a wait the shorter
-        share = computing / maximum(alone_s - alone[name], 1e-12)
+        share = _share(computing, alone_s, alone[name], sent[name])
         more_s = slowdown * share * hidden[name] - regained.get(name, 0.0)
         lost_s[name] = maximum(more_s, 0.0)
         left_s = left_s + maximum(-more_s, 0.0)
@@ -60,15 +65,17 @@ def communication_by_family(
     all of both: what it does, computing does not.
     """
     sent: dict[str, FloatK] = dict.fromkeys(HIDDEN, 0.0)
-    aside, lost = sent.copy(), sent.copy()
+    aside, lost, copied = sent.copy(), sent.copy(), sent.copy()
     for op, took in zip(tape.ops, seconds, strict=True):
         if op.family in sent and not is_neighbouring_tapes_collective(op):
             sent[op.family] = sent[op.family] + took
             if op.stream != "compute":
                 aside[op.family] = aside[op.family] + took
                 lost[op.family] = lost[op.family] + computing_slowdown(op, machine) * took
+            elif type(op.work) is MemoryBound:
+                copied[op.family] = copied[op.family] + took
     return {
-        name: CommunicationOfFamily(sent_s, lost[name] / maximum(aside[name], 1e-12), aside[name])
+        name: CommunicationOfFamily(sent_s, lost[name] / maximum(aside[name], 1e-12), aside[name], copied[name])
         for name, sent_s in sent.items()
         if any_true(sent_s)
     }
@@ -92,36 +99,53 @@ def largest_slowdown(sent: Mapping[str, CommunicationOfFamily]) -> FloatK:
     return largest
 
 
-def queued_s(ops: tuple[Op, ...], seconds: list[FloatK], machine: OpTimingMachine) -> FloatK:
-    """What the busiest communicator or stream beside computing takes for a repetition: in the long run none is shorter,
-    however many it takes for what waits in its queue to hold up computing. (K,) [s]"""
-    world: FloatK = 0.0
-    communicators: dict[str, FloatK] = {}
-    streams: dict[str, FloatK] = {}
+class BusiestQueue(NamedTuple):
+    """The communicator or stream beside computing that takes longest for a repetition. (K,) each"""
+
+    seconds: FloatK
+    """In the long run no repetition is shorter, however many it takes for what waits in the queue to hold up computing.
+    [s]"""
+    families: dict[str, BoolK]
+    """Where each family that communicates is in that queue."""
+
+
+def busiest_queue(ops: tuple[Op, ...], seconds: list[FloatK], machine: OpTimingMachine) -> BusiestQueue:
+    """What the busiest communicator or stream beside computing takes for a repetition, and whose ops are in it."""
+    queues: dict[str, FloatK] = {}
+    families: dict[str, set[str]] = {}
+
+    def queue(name: str, family: str, took: FloatK) -> None:
+        queues[name] = queues.get(name, 0.0) + took
+        families.setdefault(name, set()).add(family)
+
     for op, took in zip(ops, seconds, strict=True):
         if op.stream == "compute" or type(op.work) is HostSync or is_neighbouring_tapes_collective(op):
             continue
-        streams[op.stream] = streams.get(op.stream, 0.0) + took
+        queue(op.stream, op.family, took)
         if type(op.work) is Collective:
             on_world = machine.uses_world_communicator(op.work.group)
-            world = world + where(on_world, took, 0.0)
-            own_s = communicators.get(op.work.group, 0.0)
-            communicators[op.work.group] = own_s + where(on_world, 0.0, took)
-    for busy in (*communicators.values(), *streams.values()):
-        world = maximum(world, busy)
-    return world
+            queue("communicator of all", op.family, where(on_world, took, 0.0))
+            queue(f"communicator of {op.work.group}", op.family, where(on_world, 0.0, took))
+    busiest_s: FloatK = 0.0
+    for busy_s in queues.values():
+        busiest_s = maximum(busiest_s, busy_s)
+    inside: dict[str, BoolK] = {}
+    for name, busy_s in queues.items():
+        for family in families[name]:
+            inside[family] = inside.get(family, False) | (busy_s >= busiest_s * (1.0 - ROUNDING))
+    return BusiestQueue(busiest_s, inside)
 
 
 def lengthen_by_busy_communicator(
-    ops: tuple[Op, ...], seconds: list[FloatK], queued: FloatK,
+    ops: tuple[Op, ...], queue: BusiestQueue,
     of_compute: tuple[dict[str, FloatK], dict[str, FloatK], dict[str, FloatK]],
     sent: Mapping[str, CommunicationOfFamily],
 ) -> FloatK:  # fmt: skip
-    """Lengthen a repetition to what it takes in the long run, where a communicator is busy for ``queued`` s of it.
+    """Lengthen a repetition to what it takes in the long run, where a communicator is busy for so much of it.
 
-    Where all that communicates is beside computing, computing loses by all of it: a repetition takes what the compute
-    stream does and loses. If a communicator takes longer, it is never idle, and sets the time alone: what is waited for
-    it gives back what computing lost. The family that sends last has what is added.
+    Where all of its queue is beside computing, computing loses by all of it: a repetition takes what the compute
+    stream does, waits for others and loses. If the queue takes longer, it is never idle, and sets the time alone: what
+    is waited for it gives back what computing lost. The family that sends last has what is added.
 
     Parameters
     ----------
@@ -138,7 +162,8 @@ def lengthen_by_busy_communicator(
     families = [op.family for op in ops if type(op.work) is Collective and op.stream != "compute"]
     family = families[-1] if families else "memory_bound"
     alone_s, total_s = sum(alone.values(), 0.0), sum(exposed.values(), 0.0)
-    computed_s, lost_s = _computed_and_lost_s(ops, seconds, alone, sent)
+    queued = queue.seconds
+    computed_s, lost_s = _computed_and_lost_s(queue, alone, sent)
     beside_s = computed_s + lost_s
     is_full = (beside_s <= queued) & (alone_s <= queued)
     lasts_s = where(is_full, queued, maximum(maximum(total_s, beside_s), queued))
@@ -152,20 +177,36 @@ def lengthen_by_busy_communicator(
 
 
 def _computed_and_lost_s(
-    ops: tuple[Op, ...], seconds: list[FloatK], alone: dict[str, FloatK], sent: Mapping[str, CommunicationOfFamily]
+    queue: BusiestQueue, alone: dict[str, FloatK], sent: Mapping[str, CommunicationOfFamily]
 ) -> tuple[FloatK, FloatK]:
-    """What a compute stream takes that waits for no family of ``sent``, and what it loses beside all that these send.
-    (K,) each [s]"""
-    computing, alone_s = sum((alone[name] for name in COMPUTING_FAMILIES), 0.0), sum(alone.values(), 0.0)
-    computed_s: FloatK = alone_s
-    lost_s: FloatK = 0.0
+    """What a compute stream takes that never waits for a queue, and what it loses beside all of the queue and what is
+    hidden of others. (K,) each [s]
+
+    It loses while it computes alone, which is the larger part of the time the more it loses. Of losses of T s beside a
+    stream that takes B s, of which it computes b, that is L in ``L = T (b + L) / (B + L)``.
+    """
+    computed_s: FloatK = sum(alone.values(), 0.0)
+    slowed_s: FloatK = 0.0
     for name, family in sent.items():
-        of_family = [n for n, op in enumerate(ops) if op.family == name and op.stream == "compute"]
-        own_s = sum([seconds[n] for n in of_family], 0.0)
-        share = computing / maximum(alone_s - alone[name], 1e-12)
-        computed_s = computed_s - maximum(alone[name] - own_s, 0.0)
-        lost_s = lost_s + family.slowdown * share * family.aside_s
-    return computed_s, lost_s
+        waits_s = maximum(alone[name] - (family.sent_s - family.aside_s), 0.0)
+        in_queue = queue.families.get(name, False)
+        computed_s = computed_s - where(in_queue, waits_s, 0.0)
+        beside_s = where(in_queue, family.aside_s, maximum(family.aside_s - waits_s, 0.0))
+        slowed_s = slowed_s + family.slowdown * beside_s
+    computing_s = minimum(_computing_s(alone, sent), computed_s)
+    beyond_s = computed_s - slowed_s
+    return computed_s, (np.sqrt(beyond_s * beyond_s + 4.0 * slowed_s * computing_s) - beyond_s) / 2.0
+
+
+def _computing_s(alone: Mapping[str, FloatK], sent: Mapping[str, CommunicationOfFamily]) -> FloatK:
+    """What the compute stream does that loses by communication beside it: computing, and families' copies. (K,) [s]"""
+    computing: FloatK = sum((alone[name] for name in COMPUTING_FAMILIES), 0.0)
+    return computing + sum((family.copied_s for family in sent.values()), 0.0)
+
+
+def _share(computing_s: FloatK, alone_s: FloatK, exposed_s: FloatK, family: CommunicationOfFamily) -> FloatK:
+    """Of the time that the compute stream does not wait for a family, the share in which it computes. (K,) [-]"""
+    return computing_s / maximum(alone_s - exposed_s + family.copied_s, 1e-12)
 
 
 def is_neighbouring_tapes_collective(op: Op) -> bool:

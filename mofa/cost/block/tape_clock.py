@@ -21,11 +21,12 @@ from mofa.blocks.roles import WEIGHT_ROLES
 from mofa.blocks.work import HostSync
 from mofa.cost.block.communication_beside import (
     HIDDEN,
+    BusiestQueue,
+    busiest_queue,
     communication_by_family,
     exposed_and_hidden_with_loss,
     largest_slowdown,
     lengthen_by_busy_communicator,
-    queued_s,
 )
 from mofa.cost.block.compiled_clock import MOST, CompiledStreamClocks, CompiledTape, c_library
 from mofa.cost.block.durations import OpTimingMachine, Timed, device_seconds_and_stragglers
@@ -143,7 +144,7 @@ def _scanned(
     begin = _clocks(ops, seconds, issue, machine, largest_slowdown(sent))
     clocks: tuple[FloatK, FloatK, FloatK, FloatK] | None = None
     device_s: FloatK | None = None
-    queued: FloatK = 0.0
+    queue = BusiestQueue(0.0, {})
     synchronises = HostSync in {type(op.work) for op in ops}  # the host waits for the device
     if repeat > 1 and not synchronises and not _carries(ops):
         # nothing but the host's lead goes from one repetition to the next: let it run ahead, then see who is slower
@@ -153,7 +154,8 @@ def _scanned(
         exposed["host_idle"] = exposed["host_idle"] + maximum(issued - sum(exposed.values(), 0.0), 0.0)
     else:
         state = begin(0.0)
-        queued = queued_s(ops, seconds, machine) if repeat > 1 else 0.0
+        if repeat > 1:
+            queue = busiest_queue(ops, seconds, machine)
         for _ in range(repeat - 1):
             exposed = state.play_tape()
         starts = [state.with_host_ahead(NO_WAIT), state.with_host_ahead(-NO_WAIT)] if synchronises else []
@@ -171,14 +173,14 @@ def _scanned(
         else:  # what waits for a late launch is no device's time: nothing holds the host, let it run ahead
             issue_delay_s = ahead.issue_delay_s
             slowed_rested = exposed_and_hidden_with_loss(rested, sent, ahead.regained)[0]
-            lengthen_by_busy_communicator(ops, seconds, queued, (rested, slowed_rested, {}), sent)
+            lengthen_by_busy_communicator(ops, queue, (rested, slowed_rested, {}), sent)
             device_s = sum(slowed_rested.values(), 0.0) + kernel_load_idle_s(tape, seconds)
     alone_s = sum(exposed.values(), 0.0)
     alone = exposed
     exposed, hidden = exposed_and_hidden_with_loss(alone, sent, regained)
     slack_s: FloatK = 0.0
-    if any_true(queued > 0.0):
-        slack_s = lengthen_by_busy_communicator(ops, seconds, queued, (alone, exposed, hidden), sent)
+    if any_true(queue.seconds > 0.0):
+        slack_s = lengthen_by_busy_communicator(ops, queue, (alone, exposed, hidden), sent)
     slowed = sum(exposed.values(), 0.0) - alone_s
     if clocks is None:
         if device_s is None:

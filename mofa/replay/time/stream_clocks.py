@@ -269,6 +269,21 @@ class StreamClocks:
         self.compute = now
         self.ops_in_flight = [item for item in flying if item[1] > now]
 
+    def _end_of_copy(self, start: float, work: float) -> float:
+        """When a copy on another stream ends, which loses by what is in flight beside it as computing does. [s]"""
+        now, left = start, work
+        edges = {edge for begin, end, *_ in self.ops_in_flight for edge in (begin, end) if edge > start}
+        for until in (*sorted(edges), inf):
+            rate = 1.0
+            for begin, end, _, slows, _ in self.ops_in_flight:
+                if begin <= now < end:
+                    rate *= 1.0 - slows
+            if (until - now) * rate >= left:
+                break
+            left -= (until - now) * rate
+            now = until
+        return now + left / rate
+
     def _beside(self, step: SideStreamOp) -> None:
         _, seconds, issue, family, stream, reads, writes, slows, communicator, _, _ = step
         streams, ready = self.streams, self.ready
@@ -287,6 +302,8 @@ class StreamClocks:
             elif (made := ready.get(source)) is not None:
                 start, unheld = max(start, made[0]), max(unheld, made[0] - self.delay_of_tensor.get(source, 0.0))
         end = start + seconds
+        if slows >= 1.0 and self.ops_in_flight:  # a copy, which takes bandwidth as computing does
+            end = self._end_of_copy(start, seconds)
         streams[stream] = streams[communicator] = end
         self.delay_of_stream[stream] = self.delay_of_stream[communicator] = start - unheld
         for made_here in writes:
