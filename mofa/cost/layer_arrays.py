@@ -177,6 +177,11 @@ class LayerArrays:
         return self.stack_of_blocks(lambda c: c.backward.busy)
 
     @cached_property
+    def backward_behind_experts_s(self) -> ArrayN:
+        """What of ``backward_busy_s`` follows the last gradient of experts' weights. [s]"""
+        return self.stack_of_blocks(lambda c: c.backward.behind_experts)
+
+    @cached_property
     def backward_slack_s(self) -> ArrayN:
         """What computing may lose in ``backward_s`` and make nothing later. [s]"""
         return self.stack_of_blocks(lambda c: c.backward.slack)

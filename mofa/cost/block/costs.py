@@ -126,6 +126,9 @@ def _both(first: TapeTime, second: TapeTime) -> TapeTime:
         first.slack + second.slack,
         first.aside + second.aside,
         first.lost_aside + second.lost_aside,
+        np.where(
+            second.behind_experts < second.busy, second.behind_experts, first.behind_experts + second.behind_experts
+        ),
     )  # fmt: skip
 
 

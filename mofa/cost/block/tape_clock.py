@@ -62,7 +62,8 @@ class TapeTime:
     :class:`mofa.cost.block.host_clock.ClockAdvance`, ``weights`` (K,) is the part that makes weights' gradients,
     ``busy`` (K,) what the compute stream does itself, waits left out, and ``slack`` (K,) what it may lose besides with
     nothing later, where a communicator that is never idle sets the time. ``aside`` (K,) is what communicates on other
-    streams, and ``lost_aside`` (K,) what computing loses if it runs beside all of that. [s]
+    streams, and ``lost_aside`` (K,) what computing loses if it runs beside all of that. ``behind_experts`` (K,) is what
+    of ``busy`` follows the last gradient of experts' weights; all of it where there is none. [s]
     """
 
     exposed: ArrayK
@@ -74,6 +75,7 @@ class TapeTime:
     slack: ArrayK
     aside: ArrayK
     lost_aside: ArrayK
+    behind_experts: ArrayK
 
     @property
     def total_s(self) -> ArrayK:
@@ -84,10 +86,6 @@ class TapeTime:
     def beyond_computing_s(self) -> ArrayK:
         """What the tape takes longer than its computing: what that loses by communication, or waits for it. (K,) [s]"""
         return np.asarray(np.maximum(self.total_s - self.busy - self.exposed[EXPOSED.index("host_idle")], 0.0))
-
-    def waits_s(self, slowdown: FloatK) -> ArrayK:
-        """What of that is waited for beyond what computing loses: ``slowdown`` of what is hidden. (K,) [s]"""
-        return np.asarray(np.maximum(self.beyond_computing_s - slowdown * self.hidden.sum(axis=0), 0.0))
 
     @property
     def exposed_with_host_far_ahead_s(self) -> ArrayK:
@@ -195,10 +193,13 @@ def _scanned(
     slowed_clocks = *(part + slowed for part in clocks[:3]), clocks[3], kernels
     aside = sum([family.aside_s for family in sent.values()], 0.0)
     lost_aside = sum([family.slowdown * family.aside_s for family in sent.values()], 0.0)
-    others = issued, weights, busy, slack_s, aside, lost_aside
+    of_experts = [n for n, op in enumerate(ops) if op.part == "experts" and op.role in WEIGHT_ROLES]
+    first = of_experts[-1] + 1 if of_experts else 0
+    behind = sum([took for op, took in zip(ops[first:], seconds[first:], strict=True) if op.stream == "compute"], 0.0)
+    others = issued, weights, busy, slack_s, aside, lost_aside, behind
     of_parts = stack_rows([*exposed.values(), *hidden.values(), *slowed_clocks, *others], machine.num_k)
     first, second = len(EXPOSED), len(EXPOSED) + len(HIDDEN)
-    return TapeTime(of_parts[:first], of_parts[first:second], of_parts[-6], of_parts[second:-6], *of_parts[-5:])
+    return TapeTime(of_parts[:first], of_parts[first:second], of_parts[-7], of_parts[second:-7], *of_parts[-6:])
 
 
 class _Clocks(Protocol):

@@ -28,6 +28,7 @@ from mofa.cost.step_time.bucket_gathers import FirstStageBucketGathers, first_fo
 from mofa.cost.step_time.critical_path import DataParallelOncePerStep
 from mofa.cost.step_time.gradient_buckets import FilledBuckets, first_chunk_buckets, megatron_first_chunk_buckets
 from mofa.cost.step_time.hybrid_sharding import exposed_and_hidden_replica_all_reduces_s, replica_all_reduce_s
+from mofa.cost.step_time.last_backwards import lost_and_hidden_beside_expert_reductions_s
 from mofa.cost.step_time.micro_batch import HostBoundPasses
 from mofa.cost.step_time.pipelined_fsdp import (
     computing_lost_beside_gathers_s,
@@ -195,8 +196,12 @@ def _megatron(
     worst = max_of_array_rows(np.maximum(reduce - before_b / vpp, 0.0))  # while stages ahead have backwards left
     own_s = reduce.copy()
     if fw.overlap_grad_reduce:
-        left_s = _after_last(reduce, backward_s / vpp, before_b / vpp, pp, vpp)
+        of_others_s, in_backward_s = np.zeros(len(reduce)), np.zeros_like(reduce)
+        if pp > 1 and vpp == 1:
+            of_others_s, in_backward_s = lost_and_hidden_beside_expert_reductions_s(rows)
+        left_s = _after_last(reduce - in_backward_s, backward_s / vpp, before_b / vpp, pp, vpp)
         if vpp == 1:
+            own_s = own_s - in_backward_s
             behind_experts_s = last_reduce + experts_s[0] - _beside_first_layers_experts_s(rows, is_backward=True)
             own_s[:, 0] = left_s[:, 0] = np.maximum.reduce(
                 [last_reduce, reduce[:, 0] - backward_s[:, 0], behind_experts_s]
@@ -206,7 +211,7 @@ def _megatron(
         lost = slow[:, 0] * beside
         if vpp > 1:  # the last chunk's is beside nothing
             lost, beside = _lost(reduce[:, 0] - reduces[:, 0, 0], (vpp - 1) * pp * backward_s[:, 0] / vpp, slow[:, 0])
-        exposed, hidden, in_passing = exposed + lost, hidden + beside, in_passing + lost
+        exposed, hidden, in_passing = exposed + lost + of_others_s, hidden + beside, in_passing + lost
     if fw.overlap_grad_reduce and vpp > 1:
         on_path = on_path + worst
     else:

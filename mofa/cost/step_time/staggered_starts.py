@@ -14,6 +14,7 @@ ArrayN = NDArray[np.float64]
 def staggered_start_saving_s(
     forward_s: ArrayN, backward_s: ArrayN, num_micro_batches: ArrayN, optimizer_s: ArrayN, *,
     before_s: ArrayN | None = None, rested_s: ArrayN | None = None, forwards_first: bool = False,
+    first_forward_sooner_s: ArrayN | float = 0.0,
 ) -> ArrayN:  # fmt: skip
     """How much sooner a step is over than if all stages waited for the longest optimizer. (n,) [s]
 
@@ -26,6 +27,9 @@ def staggered_start_saving_s(
         As for :func:`mofa.cost.step_time.bubble.one_f_one_b_s`. (n, pp) [s]
     optimizer_s
         From the norm until a stage may begin. (n, pp) [s]
+    first_forward_sooner_s
+        What the first stage's first forward takes less than its others, so that later stages' inputs are there sooner.
+        (n,) [s]
     forwards_first
         Whether the schedule is GPipe, whose backwards begin as they do once all forwards are over.
 
@@ -47,6 +51,7 @@ def staggered_start_saving_s(
     gathers = np.zeros_like(forward_s) if before_s is None else before_s
     longer_s = optimizer_s - optimizer_s.min(axis=1, keepdims=True)
     arrival = np.cumsum(forward_s, axis=1) - forward_s
+    arrival[:, 1:] -= np.reshape(first_forward_sooner_s, (-1, 1))
     held_up = np.zeros_like(forward_s)
     until = np.zeros(len(forward_s))
     for stage in range(forward_s.shape[1]):

@@ -101,7 +101,7 @@ def step_time(rows: GatheredRows) -> StepTime:
     if pairs is not None:
         exposed[_OF_TAPES] -= pairs.sum_over_step(pairs.exposed_s, slowest).T
         hidden += pairs.sum_over_step(pairs.hidden_s, slowest).T
-    lead_s = host_lead_at_step_start_s(rows)
+    lead_s, sooner_s = host_lead_at_step_start_s(rows), np.zeros(n)
     outside = communication_outside_blocks(rows, fwd, bwd, m, each.host_bound, lead_s)
     exposed[_T["dp"]] += outside.exposed
     hidden[_H["dp"]] += outside.hidden
@@ -125,7 +125,7 @@ def step_time(rows: GatheredRows) -> StepTime:
         walked = by_step and _walk_late_hosts(rows, exposed, each, slowest, outside)
         _catch_up(rows, exposed, each.host_bound, outside, walked, lead_s[each.host_bound.rows])
         if rows.schedule_record.has_closed_form:
-            _start_ahead(rows, exposed, each.host_bound, outside, lead_s)
+            sooner_s = _start_ahead(rows, exposed, each.host_bound, outside, lead_s)
     negative_idle = np.minimum(exposed[_T["host_idle"]], 0.0)  # regained where a late host had launched gathers late
     exposed[_T["dp"]] += negative_idle
     exposed[_T["host_idle"]] -= negative_idle
@@ -135,7 +135,7 @@ def step_time(rows: GatheredRows) -> StepTime:
     exposed[_T["dp"]] += amax_reduction_seconds(rows)
     ends = optimizer_and_host_wait_seconds(rows, each)
     exposed[_T["optimizer"]] += max_of_array_rows(ends) + gradient_norm_seconds(rows)
-    _stagger(rows, exposed, each, ends, m, outside)
+    _stagger(rows, exposed, each, ends, m, outside, sooner_s)
     beyond_path_s = np.broadcast_to(outside.beyond_path_s, stage_s.shape)[rowsel, slowest]
     named_last_s = np.array([beyond_path_s, *of_others_s])
     return StepTime(exposed, hidden, stage_s, lay.shown.shown_stages[slowest], named_last_s)
@@ -424,9 +424,9 @@ def _start_ahead(
     host_bound: HostBoundPasses,
     outside: CommunicationOutsideBlocks,
     lead_s: ArrayN,
-) -> None:
+) -> ArrayN:
     """Take off what the first stage's first forward takes less, and with it the pipeline's filling; add what it takes
-    more under a host behind its device. (n, R) [s]"""
+    more under a host behind its device. Returned is by how much it is sooner. (n,) [s]"""
     index = host_bound.rows
     slower_s = np.broadcast_to(outside.slower_first_forward_s, len(rows.table))[:, None]
     gather_s = outside.before_forward + outside.issued_beside_s + slower_s * rows.is_embedding_stage
@@ -435,8 +435,11 @@ def _start_ahead(
         host_bound.first_forward_savings_by_lead_s(lead_s[index], gather_s[index], first) * rows.is_embedding_stage
     ).sum(axis=1)
     exposed[_T["host_idle"], index] += np.maximum(-saved_s, 0.0)
-    saved_s = np.maximum(saved_s, 0.0)
-    exposed[_T["bubble"], index] -= np.minimum(saved_s, np.maximum(exposed[_T["bubble"], index], 0.0))
+    saved_s = np.minimum(np.maximum(saved_s, 0.0), np.maximum(exposed[_T["bubble"], index], 0.0))
+    exposed[_T["bubble"], index] -= saved_s
+    sooner_s = np.zeros(len(rows.table))
+    sooner_s[index] = saved_s
+    return sooner_s
 
 
 def _left_to_issue_s(
@@ -453,7 +456,7 @@ def _left_to_issue_s(
 
 def _stagger(
     rows: GatheredRows, exposed: ArrayN, each: MicroBatchPasses, ends: ArrayN, num_micro_batches: ArrayN,
-    outside: CommunicationOutsideBlocks,
+    outside: CommunicationOutsideBlocks, first_forward_sooner_s: ArrayN,
 ) -> None:  # fmt: skip
     """Take off what stages gain that begin a step as their own optimizer is over: of the bubble, where that is shorter
     of the longest optimizer and the gathers behind it."""
@@ -470,6 +473,7 @@ def _stagger(
     gained = gained + staggered_start_saving_s(
         fwd, bwd, num_micro_batches, rows.spread_to_all_stages(ends + after), rested_s=rested,
         before_s=rows.spread_to_all_stages(before) if np.any(before) else None, forwards_first=schedule.forwards_first,
+        first_forward_sooner_s=first_forward_sooner_s,
     )  # fmt: skip
     for name in ("bubble", "optimizer", "dp"):
         part = np.minimum(gained, exposed[_T[name]])

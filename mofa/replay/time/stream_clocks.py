@@ -302,7 +302,7 @@ class StreamClocks:
             elif (made := ready.get(source)) is not None:
                 start, unheld = max(start, made[0]), max(unheld, made[0] - self.delay_of_tensor.get(source, 0.0))
         end = start + seconds
-        if slows >= 1.0 and self.ops_in_flight:  # a copy, which takes bandwidth as computing does
+        if slows >= 1.0 and seconds > 0.0 and self.ops_in_flight:  # a copy, which takes bandwidth as computing does
             end = self._end_of_copy(start, seconds)
         streams[stream] = streams[communicator] = end
         self.delay_of_stream[stream] = self.delay_of_stream[communicator] = start - unheld

@@ -30,7 +30,8 @@ def phase(seconds: float, num_k: int) -> TapeTime:
     exposed[EXPOSED.index("gemm")] = seconds
     none = np.zeros(num_k)
     clocks = np.array([exposed.sum(axis=0), exposed.sum(axis=0), none + NEVER, none])
-    return TapeTime(exposed, np.zeros((len(HIDDEN), num_k)), none, clocks, none, exposed.sum(axis=0), none, none, none)
+    busy, hidden = exposed.sum(axis=0), np.zeros((len(HIDDEN), num_k))
+    return TapeTime(exposed, hidden, none, clocks, none, busy, none, none, none, busy)
 
 
 class Given(BlockTimer):
