@@ -38,14 +38,14 @@ def exposed_and_hidden_with_loss(
     """What is exposed, with what computing loses by communication beside it, and what is hidden. (K,) each [s]"""
     exposed = dict(alone)
     hidden: dict[str, FloatK] = dict.fromkeys(HIDDEN, 0.0)
-    computing, alone_s = _computing_s(alone, sent), sum(alone.values(), 0.0)
+    computing, alone_s = sum((alone[name] for name in COMPUTING_FAMILIES), 0.0), sum(alone.values(), 0.0)
     left_s: FloatK = 0.0  # of what waits give back more than their own family makes computing lose
     lost_s: dict[str, FloatK] = {}
     for name, (took, slowdown, *_) in sent.items():
         beside = took - alone[name]
         hidden[name] = where(beside > 1e-9 * took, beside, 0.0)  # rounding is no overlap
         # what runs beside another wait costs nothing, nor does what makes a wait the shorter
-        share = _share(computing, alone_s, alone[name], sent[name])
+        share = computing / maximum(alone_s - alone[name], 1e-12)
         more_s = slowdown * share * hidden[name] - regained.get(name, 0.0)
         lost_s[name] = maximum(more_s, 0.0)
         left_s = left_s + maximum(-more_s, 0.0)
@@ -202,11 +202,6 @@ def _computing_s(alone: Mapping[str, FloatK], sent: Mapping[str, CommunicationOf
     """What the compute stream does that loses by communication beside it: computing, and families' copies. (K,) [s]"""
     computing: FloatK = sum((alone[name] for name in COMPUTING_FAMILIES), 0.0)
     return computing + sum((family.copied_s for family in sent.values()), 0.0)
-
-
-def _share(computing_s: FloatK, alone_s: FloatK, exposed_s: FloatK, family: CommunicationOfFamily) -> FloatK:
-    """Of the time that the compute stream does not wait for a family, the share in which it computes. (K,) [-]"""
-    return computing_s / maximum(alone_s - exposed_s + family.copied_s, 1e-12)
 
 
 def is_neighbouring_tapes_collective(op: Op) -> bool:

@@ -114,13 +114,14 @@ def _summed_after_s(rows: GatheredRows, backward_s: ArrayN) -> ArrayN:
     of_kinds_s = (lay.base_mode[:, :, 0] * plain + lay.fully_recomputed[:, :, 0] * full) / counts  # (n, kinds)
     kinds = [lay.stages.kinds.index(layer_kind(model, number)) for number in range(model.num_layers)]
     layers_s = [of_kinds_s[:, kind] - saved_s.get(number, 0.0) for number, kind in enumerate(kinds)]
-    ends_s = np.maximum(backward_s - np.sum(layers_s, axis=0), 0.0)
-    computed = np.minimum(rows.costs.head.backward.total_s[rows.k], ends_s)
-    embedding_s = ends_s - computed  # with what it waits for
+    head_s, embedding_s = (block.backward.total_s[rows.k] for block in (rows.costs.head, rows.costs.embedding))
+    # a host that is late in one layer is less so in another: together they may take less
+    share = np.clip((backward_s - head_s - embedding_s) / np.sum(layers_s, axis=0), 0.0, 1.0)
+    computed = head_s
     reduced = computed + np.where(sums.other_ends_s[grid, 0] > 0.0, reduces.end_reduce_s[grid, 0, 0], 0.0)
     summed = reduced + sums.other_ends_s[grid, 0]
     for kind, layer_s in zip(reversed(kinds), reversed(layers_s), strict=True):
-        computed = computed + layer_s
+        computed = computed + share * layer_s
         reduced = np.maximum(reduced, computed) + reduces.layer_reduce_s[kind, grid]
         summed = np.maximum(summed, reduced) + sums.layer_s[kind, grid]
-    return np.asarray(np.maximum(summed, computed + embedding_s) + sums.embedding_s[grid, 0])
+    return np.asarray(np.maximum(summed, backward_s) + sums.embedding_s[grid, 0])
