@@ -90,6 +90,9 @@ def exposed_and_hidden_replica_all_reduces_s(rows: GatheredRows, backward_s: Arr
     busy = max_of_array_rows(
         rows.sum_layers_by_stage(layers.backward_busy_s + of_layers[:, None] * layers.backward_hidden_s)
     )
+    # beside sums and gathers at once computing has what the one leaves of what the other leaves
+    lost_aside_s = rows.sum_layers_by_stage(layers.stack_of_blocks(lambda cost: cost.backward.lost_aside))[:, 0]
+    slow = slow * np.clip(1.0 - lost_aside_s / backward_s[:, 0], 0.0, 1.0)
     summed_s = np.maximum(_summed_after_s(rows, backward_s[:, 0]) - backward_s[:, 0], last)
     beside_s = np.clip(total - summed_s, 0.0, backward_s[:, 0])
     busy, beyond_s = np.minimum(busy, backward_s[:, 0]), backward_s[:, 0] - slow * beside_s
