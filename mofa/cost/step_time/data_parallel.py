@@ -159,7 +159,7 @@ def _megatron(
     """
     fw, stages = rows.framework, rows.stage_layers.stages
     pp, vpp, width = stages.pp, stages.vpp, reduced_bytes_per_param(rows)
-    slow = slowdown_of_stages(rows)
+    slow = slowdown_of_stages(rows, host_ahead=vpp > 1)
     shards, scatters = (
         of_grids[:, None, None] for of_grids in (shards_optimizer_states(rows), reduce_scatters_gradients(rows))
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from mofa.cost.block.tape_clock import EXPOSED
 from mofa.cost.kernels.collectives import collective_s
 from mofa.cost.kernels.computing_slowdown import collective_slowdown
 from mofa.cost.kernels.topology import stacked_groups
@@ -15,11 +16,13 @@ from mofa.cost.step_time.micro_batch import HostBoundPasses
 ArrayN = NDArray[np.float64]
 
 
-def slowdown_of_stages(rows: GatheredRows, group: str = "fsdp") -> ArrayN:
-    """What a stage loses per second of communication of a group beside it: nothing while it waits for another's.
-    (n, R) [-]"""
-    computing = rows.sum_layers_by_stage(rows.layers.computing_s)
-    total = np.maximum(rows.sum_layers_by_stage(rows.layers.exposed_s), 1e-12)
+def slowdown_of_stages(rows: GatheredRows, group: str = "fsdp", *, host_ahead: bool = False) -> ArrayN:
+    """What a stage loses per second of communication of a group beside it: nothing while it waits for another's, or for
+    its host if that is not ahead. (n, R) [-]"""
+    computing, total_s = rows.sum_layers_by_stage(rows.layers.computing_s), rows.layers.exposed_s
+    if host_ahead:
+        total_s = total_s - rows.layers.exposed_by_family_s[..., EXPOSED.index("host_idle")]
+    total = np.maximum(rows.sum_layers_by_stage(total_s), 1e-12)
     return np.asarray(slowdown_of_always_computing_stage(rows, group)[:, None] * computing / total)
 
 
