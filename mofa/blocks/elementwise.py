@@ -54,8 +54,8 @@ def rounded(x: FloatK, *, up: bool = False) -> FloatK:
     >>> rounded(2.2), rounded(2.2, up=True), rounded(np.array([1.9, 3.0]), up=True)
     (2.0, 3.0, array([2., 3.]))
     """
-    whole: FloatK = np.ceil(x) if up else np.round(x)
-    return whole if isinstance(x, np.ndarray) else float(whole)
+    number: FloatK = np.ceil(x) if up else np.round(x)
+    return number if isinstance(x, np.ndarray) else float(number)
 
 
 def maximum(x: FloatK, y: FloatK) -> FloatK:

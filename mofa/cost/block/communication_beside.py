@@ -164,7 +164,8 @@ def lengthen_by_busy_communicator(
     alone_s, total_s = sum(alone.values(), 0.0), sum(exposed.values(), 0.0)
     queued = queue.seconds
     computed_s, lost_s = _computed_and_lost_s(queue, alone, sent)
-    beside_s = computed_s + lost_s
+    # a queue that is shorter than computing has ends: what is lost beside it was counted
+    beside_s = where(queued >= computed_s, computed_s + lost_s, total_s)
     is_full = (beside_s <= queued) & (alone_s <= queued)
     lasts_s = where(is_full, queued, maximum(maximum(total_s, beside_s), queued))
     more_s = where(queued > 0.0, lasts_s - total_s, 0.0)

@@ -92,7 +92,7 @@ def exposed_and_hidden_replica_all_reduces_s(rows: GatheredRows, backward_s: Arr
     )
     # beside sums and gathers at once computing has what the one leaves of what the other leaves
     lost_aside_s = rows.sum_layers_by_stage(layers.stack_of_blocks(lambda cost: cost.backward.lost_aside))[:, 0]
-    slow = slow * np.clip(1.0 - lost_aside_s / backward_s[:, 0], 0.0, 1.0)
+    slow = slow * np.clip(1.0 - lost_aside_s / np.maximum(backward_s[:, 0], 1e-12), 0.0, 1.0)
     summed_s = np.maximum(_summed_after_s(rows, backward_s[:, 0]) - backward_s[:, 0], last)
     beside_s = np.clip(total - summed_s, 0.0, backward_s[:, 0])
     busy, beyond_s = np.minimum(busy, backward_s[:, 0]), backward_s[:, 0] - slow * beside_s
@@ -120,11 +120,13 @@ def _summed_after_s(rows: GatheredRows, backward_s: ArrayN) -> ArrayN:
     head_s, embedding_s = (block.backward.total_s[rows.k] for block in (rows.costs.head, rows.costs.embedding))
     # a host that is late in one layer is less so in another: together they may take less
     share = np.clip((backward_s - head_s - embedding_s) / np.sum(layers_s, axis=0), 0.0, 1.0)
-    computed = head_s
+    computed = np.minimum(head_s, backward_s)
     reduced = computed + np.where(sums.other_ends_s[grid, 0] > 0.0, reduces.end_reduce_s[grid, 0, 0], 0.0)
+    reduced = np.minimum(reduced, backward_s)
     summed = reduced + sums.other_ends_s[grid, 0]
     for kind, layer_s in zip(reversed(kinds), reversed(layers_s), strict=True):
         computed = computed + share * layer_s
         reduced = np.maximum(reduced, computed) + reduces.layer_reduce_s[kind, grid]
+        reduced = np.minimum(reduced, backward_s)  # the device waits for all reductions before it is over
         summed = np.maximum(summed, reduced) + sums.layer_s[kind, grid]
     return np.asarray(np.maximum(summed, backward_s) + sums.embedding_s[grid, 0])
