@@ -21,6 +21,8 @@ from mofa.cost.step_time.pipelined_fsdp import piece_seconds
 from mofa.specs.params import layer_params
 
 ArrayN = NDArray[np.float64]
+ROUNDING = 1e-9
+"""By how much of them two sums of the same seconds may be apart. [-]"""
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,8 @@ def exposed_and_hidden_replica_all_reduces_s(rows: GatheredRows, backward_s: Arr
     lost_s = (np.sqrt(beyond_s**2 + 4.0 * slow * beside_s * busy) - beyond_s) / 2.0
     lost_s = np.maximum(lost_s - slack_s, 0.0)
     left_s = np.maximum(summed_s - lost_s, last)
-    return left_s + lost_s, np.maximum(total - left_s, 0.0)
+    hidden_s = total - left_s
+    return left_s + lost_s, np.where(hidden_s > ROUNDING * total, hidden_s, 0.0)
 
 
 def _summed_after_s(rows: GatheredRows, backward_s: ArrayN) -> ArrayN:
@@ -111,7 +114,7 @@ def _summed_after_s(rows: GatheredRows, backward_s: ArrayN) -> ArrayN:
     and summed behind that and the sum ahead of it.
     """
     lay, grid, layers, sums = rows.stage_layers, rows.grid_index, rows.layers, replica_sum_seconds(rows)
-    model, reduces, saved_s = rows.workload.model, piece_seconds(rows), backward_savings_of_layers(rows)
+    model, reduces, saved_s = rows.workload.model, piece_seconds(rows, pipelined=False), backward_savings_of_layers(rows)
     counts = np.maximum(lay.layer_counts[:, :, 0], 1e-12)
     plain, full = (layers.backward_s[mode, rows.k] for mode in (rows.base_mode_index, rows.full_mode_index))
     of_kinds_s = (lay.base_mode[:, :, 0] * plain + lay.fully_recomputed[:, :, 0] * full) / counts  # (n, kinds)

@@ -46,10 +46,10 @@ class FsdpCollectiveSeconds:
         return gather[rows.grid_index], reduce[rows.grid_index]
 
 
-def piece_seconds(rows: GatheredRows) -> FsdpCollectiveSeconds:
+def piece_seconds(rows: GatheredRows, *, pipelined: bool = True) -> FsdpCollectiveSeconds:
     """What gathering and reducing a piece takes.
 
-    Dense and expert parameters go one after the other. Ahead of each reduction, or each copy where a rank has its
+    Dense and expert parameters go one after the other. Under pipelines, ahead of each reduction, or each copy where a rank has its
     experts alone, the host writes down where gradients lie: 1.7 of the 2.1 ms that a layer takes behind the last
     backward in tt4-pp2-ep2-dsv2lite-12l-skewed-traced (fitting half).
     """
@@ -61,7 +61,8 @@ def piece_seconds(rows: GatheredRows) -> FsdpCollectiveSeconds:
     ])  # fmt: skip
     ends = np.maximum(rows.params - chunk_layer_params(rows.workload, grids, lay), 0.0)
     return FsdpCollectiveSeconds(
-        _gather_s(rows, layers), _reduce_s(rows, layers), _gather_s(rows, ends), _reduce_s(rows, ends)
+        _gather_s(rows, layers), _reduce_s(rows, layers, pipelined),
+        _gather_s(rows, ends), _reduce_s(rows, ends, pipelined),
     )  # fmt: skip
 
 
@@ -81,15 +82,16 @@ def _gather_s(rows: GatheredRows, params: ArrayN) -> ArrayN:
     return _collectives_s(rows, "all_gather", params, gathered_bytes_per_param(rows))
 
 
-def _reduce_s(rows: GatheredRows, params: ArrayN) -> ArrayN:
-    """The longer of the reduction and what the host takes to write down where its gradients lie."""
+def _reduce_s(rows: GatheredRows, params: ArrayN, pipelined: bool) -> ArrayN:
+    """The reduction, or under pipelines what the host takes to write down where its gradients lie, if that is longer."""
+    reduce_s = _collectives_s(rows, "reduce_scatter", params, reduced_bytes_per_param(rows))
+    if not pipelined:
+        return reduce_s
     host = rows.cluster.slowest_host_factor * rows.cluster.gpu.curves.host.listing_s.value
     sizes = [rows.groups[name].size for name in ("fsdp", "efsdp")]
     shared = [size[:, None, None] if params.ndim == 4 else size for size in sizes]
     listing_s = host * (params[0] / shared[0] + params[1] / shared[1]) / 2**20
-    return np.asarray(
-        np.maximum(_collectives_s(rows, "reduce_scatter", params, reduced_bytes_per_param(rows)), listing_s)
-    )
+    return np.asarray(np.maximum(reduce_s, listing_s))
 
 
 def computing_lost_beside_gathers_s(rows: GatheredRows, gather_s: ArrayN, chunk_s: ArrayN, slow: ArrayN) -> ArrayN:
