@@ -426,7 +426,7 @@ def _pipelined_fsdp(
         first = None
         if host_bound is not None:
             forward = host_bound.with_full_queue[0]
-            first = first_forward_clock_advance(rows, host_bound.rows, seconds, forward)
+            first = first_forward_clock_advance(rows, host_bound.rows, seconds, forward, slow[host_bound.rows])
         once = DataParallelOncePerStep(gathers, gathers, reduces, "FSDP of pieces", sums)
         return CommunicationOutsideBlocks(
             in_passing + reduced, hidden, np.zeros_like(forward_s), once if first is not None else None,

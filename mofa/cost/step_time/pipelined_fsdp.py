@@ -135,7 +135,7 @@ def computing_lost_beside_reductions_s(
 
 
 def first_forward_clock_advance(
-    rows: GatheredRows, index: IntA, pieces: FsdpCollectiveSeconds, like: ClockAdvance
+    rows: GatheredRows, index: IntA, pieces: FsdpCollectiveSeconds, like: ClockAdvance, slowdown: ArrayN
 ) -> ClockAdvance:
     """How host and device advance in the first forward of each stage's only chunk, which gathers as its host gets to
     each piece.
@@ -149,6 +149,8 @@ def first_forward_clock_advance(
         Rows. (late rows,)
     like
         Forwards of these rows without gathers, which are no longer. (late rows, R, 1)
+    slowdown
+        What computing loses per second beside a gather. (late rows, R) [-]
     """
     lay, grid = rows.stage_layers, rows.grid_index[index]
     counts = lay.stages.layer_counts[:, lay.shown.shown_stages, 0]
@@ -157,7 +159,7 @@ def first_forward_clock_advance(
         rows.layers.forward_clocks[mode[index], rows.k[index]] for mode in (rows.base_mode_index, rows.full_mode_index)
     )  # (late rows, kinds, 5)
     launch_s = rows.cluster.slowest_host_factor * rows.cluster.gpu.curves.host.eager_op_s.value
-    walk = _PiecesWalk.beginning(like.device_s[:, :, 0].shape)
+    walk = _PiecesWalk.beginning(slowdown)
     end_s = pieces.end_gather_s[grid][:, :, 0]
     first, last = rows.is_embedding_stage > 0, (rows.is_head_stage > 0) | (rows.is_prediction_stage > 0)
     embedding, head = (cost.forward.clocks[:, rows.k[index]].T for cost in (rows.costs.embedding, rows.costs.head))
@@ -192,20 +194,25 @@ class _PiecesWalk:
     """Of each piece when the device began it, and the kernels up to its end. [s], [-]"""
     taken: IntA
     """How many pieces the device must have begun. (late rows, R) [-]"""
+    slowdown: ArrayN
+    """What computing loses per second beside a gather. (late rows, R) [-]"""
 
     @classmethod
-    def beginning(cls, shape: tuple[int, ...]) -> _PiecesWalk:
+    def beginning(cls, slowdown: ArrayN) -> _PiecesWalk:
         """In front of all pieces."""
+        shape = slowdown.shape
         nothing, never = np.zeros(shape), np.full(shape, NEVER)
         begins, hosts = np.stack([nothing, never]), np.stack([never, nothing])
-        return cls(begins, hosts, np.full((2, *shape), NEVER), nothing, [], np.zeros(shape, dtype=np.intp))
+        return cls(begins, hosts, np.full((2, *shape), NEVER), nothing, [], np.zeros(shape, dtype=np.intp), slowdown)
 
     def add(self, there: NDArray[np.bool_], launch_s: float, gather_s: ArrayN, clocks: ArrayN) -> None:
         """Go on behind one more piece, on the stages where it is ``there``; its ``clocks`` are (late rows, 5)."""
         device_s, behind_host_s, woken_s, host_s, kernels = (each[:, None] for each in clocks.T)
         launched = np.maximum(self.host_s + launch_s, self._room_in_queue_s())
-        gathered = np.maximum(self.gathered_s, launched) + gather_s
-        begun = np.maximum(self.device_s, gathered)
+        gathers = np.maximum(self.gathered_s, launched)
+        gathered = gathers + gather_s
+        beside_s = np.maximum(np.minimum(gathered, self.device_s) - np.maximum(gathers, 0.0), 0.0)
+        begun = np.maximum(self.device_s + self.slowdown * beside_s, gathered)
         device = np.maximum(begun + device_s, launched + behind_host_s)
         host = np.maximum(begun + woken_s, launched + host_s)
         self.device_s = np.where(there, device, self.device_s)
