@@ -18,6 +18,7 @@ from mofa.specs.ranges import (
     MOST_FACTOR,
     MOST_RATE,
     MOST_SECONDS,
+    MOST_USD,
     MOST_WATTS,
 )
 from mofa.units import parse_quantity
@@ -133,6 +134,7 @@ ShareFact = Annotated[Fact, _bounded(LEAST_SHARE, 1.0)]
 """A share of a rate: above 0, at most 1. [-]"""
 PositiveFact = Annotated[Fact, _bounded(LEAST_FACTOR, MOST_FACTOR)]
 CountFact = Annotated[Fact, _bounded(1.0, 1e6)]
+UsdFact = Annotated[Fact, _bounded(0.0, MOST_USD)]
 NotNegativeFact = Annotated[Fact, _bounded(0.0, MOST_FACTOR)]
 Positive = Annotated[int, Field(ge=1, le=10**9, strict=True)]
 Count = Annotated[int, Field(ge=0, le=10**9, strict=True)]

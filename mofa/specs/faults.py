@@ -14,8 +14,9 @@ from mofa.specs.base import (
     SecondsFact,
     ShareFact,
     Spec,
+    UsdFact,
 )
-from mofa.specs.ranges import MOST_SECONDS, Degree, SpareNodes
+from mofa.specs.ranges import LEAST_SECONDS, MOST_SECONDS, Degree, SpareNodes
 from mofa.units import Seconds
 
 RecoveryPath = Literal["process", "node", "network"]
@@ -139,7 +140,7 @@ class CheckpointSpec(Spec):
     mode: CheckpointMode = "blocking"
     copies: Annotated[int, Field(ge=2, le=16, strict=True)] = 2
     """Copies of ``peer``, the node's own included. [-]"""
-    interval_s: Annotated[Seconds, Field(gt=0, le=MOST_SECONDS)] | None = None
+    interval_s: Annotated[Seconds, Field(ge=LEAST_SECONDS, le=MOST_SECONDS)] | None = None
     """Compute time between checkpoints; the best one where absent. [s]"""
     in_flight: Annotated[int, Field(ge=1, le=16, strict=True)] = 1
     """Checkpoints that may be under way to storage at once. [-]"""
@@ -167,7 +168,7 @@ class StorageSpec(Spec):
 class PriceSpec(Spec):
     """What GPUs cost."""
 
-    usd_per_gpu_hour: NotNegativeFact
+    usd_per_gpu_hour: UsdFact
 
 
 def _power(value: float, source: str, provenance: Literal["measured", "datasheet", "assumed"]) -> Fact:

@@ -11,6 +11,8 @@ from typing import Annotated
 
 from pydantic import Field
 
+from mofa.errors import SpecError
+
 # --- facts with a unit
 LEAST_SECONDS, MOST_SECONDS = 1e-15, 1e12
 """From what light needs for a third of a micrometre to thirty thousand years. [s]"""
@@ -23,6 +25,10 @@ LEAST_SHARE = 1e-6
 """Of a rate; a kernel a million times slower than its peak is none. [-]"""
 LEAST_FACTOR, MOST_FACTOR = 1e-9, 1e9
 MOST_TOKENS = 1e24
+MOST_USD = 1e6
+"""Of a GPU-hour. [USD]"""
+LEAST_LOG_DAYS, MOST_LOG_DAYS = 1e-3, 1e6
+"""How long nodes were watched: from a minute and a half to three thousand years. [d]"""
 
 # --- fitted forms of kernels
 KernelSeconds = Annotated[float, Field(ge=0.0, le=1e6)]
@@ -95,3 +101,22 @@ LayerPeriodOrNone = Annotated[int, Field(ge=0, le=MAX_LAYERS, strict=True)]
 """0 for none. [layers]"""
 MAX_HOST_THREADS = 1024
 """Of a rank; more than any node has cores. [-]"""
+
+
+def number_within(where: str, value: float, unit: str, least: float, most: float) -> float:
+    """A number that an option gives, of a physical range.
+
+    Raises
+    ------
+    SpecError
+        If it is outside of the range, or no number.
+
+    Examples
+    --------
+    >>> number_within("--price", 2.5, "USD", 0.0, MOST_USD)
+    2.5
+    """
+    if not least <= value <= most:
+        given, low, high = (f"{x:,}"[:40] if isinstance(x, int) else f"{x:g}" for x in (value, least, most))
+        raise SpecError(f"{where}: is {given} {unit}; give {low} to {high} {unit}")
+    return value
