@@ -24,6 +24,16 @@ MOST_WATTS = 1e12
 LEAST_SHARE = 1e-6
 """Of a rate; a kernel a million times slower than its peak is none. [-]"""
 LEAST_FACTOR, MOST_FACTOR = 1e-9, 1e9
+LEAST_RATIO, MOST_RATIO = 1e-3, 1e3
+"""Of two times or rates of one kind. [-]"""
+LEAST_CLOCK, MOST_CLOCK = 0.1, 4.0
+"""Over the full clock; above 1 is what power would allow. [-]"""
+MOST_IN_SWITCH = 2.0
+"""Speed-up of an all-reduce whose sums a switch makes: each GPU then sends its part once and not twice. [-]"""
+MOST_SLOWDOWN = 100.0
+"""How much longer a node that still runs takes for its kernels. [-]"""
+MOST_PUE = 10.0
+"""Power of a building over that of its machines. [-]"""
 MOST_TOKENS = 1e24
 MOST_USD = 1e6
 """Of a GPU-hour. [USD]"""
@@ -50,13 +60,19 @@ Sharpness = Annotated[float, Field(ge=0.04, le=1024.0)]
 """Exponent that joins two times that overlap: 1 adds them, a large one takes the larger; a fit tries from 0.05. [-]"""
 Elements = Annotated[float, Field(ge=0.0, le=1e9)]
 """A length that comes on top. [elements]"""
-BytesPerElement = Annotated[float, Field(ge=0.0, le=1e6)]
-"""Moved, or held, for an element or a parameter. [B]"""
+BytesPerElement = Annotated[float, Field(ge=1.0, le=1e4)]
+"""What a kernel reads and writes for an element: an fp8 one once, at least. [B]"""
+ExtraBytesPerElement = Annotated[float, Field(ge=0.0, le=1e3)]
+"""What is moved for an element or a parameter on top; 0 where nothing is. [B]"""
+BytesPerParam = Annotated[float, Field(ge=0.5, le=64.0)]
+"""Held of a parameter, its gradient or its states: four bits at least. [B]"""
 Slots = Annotated[int, Field(ge=1, le=10**7)]
 """Units of work at a time, on all multiprocessors. [-]"""
 Splits = Annotated[int, Field(ge=1, le=4096)]
 Multiple = Annotated[float, Field(ge=0.0, le=1e3)]
 """Of a time over another; 0 where it adds nothing. [-]"""
+TileSlowdown = Annotated[float, Field(ge=0.1, le=100.0)]
+"""Time of a tile on several streams over that of one that has the GPU to itself. [-]"""
 PositiveMultiple = Annotated[float, Field(ge=1e-3, le=1e3)]
 Size = Annotated[float, Field(ge=0.0, le=1e30)]
 """Of a kernel that was measured. [-]"""

@@ -87,7 +87,7 @@ def fact(value: float) -> dict[str, object]:
         ("checkpoint.copies", 1, "greater than or equal to 2"),
         ("spares", -1, "greater than or equal to 0"),
         ("price", {"usd_per_gpu_hour": fact(-2.0)}, "must be at least 0"),
-        ("power", {"pue": fact(0.9)}, "must be at least 1"),
+        ("power", {"pue": fact(0.9)}, r"pue \(0.9\) must be from 1 to 10"),
         ("reliabilty", {}, "did you mean reliability"),
     ],
 )
