@@ -79,6 +79,21 @@ Size = Annotated[float, Field(ge=0.0, le=1e30)]
 RelativeError = Annotated[float, Field(ge=0.0, le=1e9)]
 """[-]"""
 
+# --- what runs measured
+MeasuredSeconds = Annotated[float, Field(ge=1e-9, le=1e6)]
+"""From less than a processor's cycle to twelve days. [s]"""
+MeasuredSecondsOrNone = Annotated[float, Field(ge=0.0, le=1e6)]
+"""[s]"""
+MeasuredBytes = Annotated[int, Field(ge=1, le=10**15)]
+"""Of a device: a petabyte at most. [B]"""
+MeasuredBytesOrNone = Annotated[int, Field(ge=0, le=10**15)]
+"""[B]"""
+MeasuredTokens = Annotated[int, Field(ge=0, le=10**12)]
+"""That one expert got in a step. [tokens]"""
+MeasuredCount = Annotated[int, Field(ge=0, le=10**9)]
+"""Of ranks, retries, versions. [-]"""
+GradientNorm = Annotated[float, Field(ge=0.0, le=1e30)]
+
 # --- sizes of models and jobs
 MAX_LOSS_METRICS = 64
 """Each is ops of its own behind the loss. [-]"""

@@ -95,7 +95,7 @@ class SweepSearch(Spec):
     fewest days of so many GPUs is cheapest too."""
     fix: dict[str, Any] = {}
     """Values, or lists of values, by field of a strategy."""
-    maximum: dict[str, int] = Field(default={}, alias="max")
+    maximum: dict[str, Degree] = Field(default={}, alias="max")
     """The most of a degree by its name. [-]"""
     with_: Annotated[tuple[str, ...], BeforeValidator(_listed)] = Field(default=(), alias="with")
     without: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()

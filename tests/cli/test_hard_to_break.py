@@ -25,6 +25,7 @@ from mofa.cost.breakdown import TIME_COMPONENTS
 from mofa.cost.physical_steps import refuse_unphysical_steps
 from mofa.errors import SpecError
 from mofa.faults.calculator import calculate_goodput
+from mofa.measure.records import RunRecord
 from mofa.report.save import csv_bytes
 from mofa.report.tables import make_console, markdown_table, print_table
 from mofa.search.space import max_pipeline_stages
@@ -45,6 +46,8 @@ from mofa.specs.write_files import (
     check_writable,
     write_file_atomically,
 )
+from mofa.validate.hosts import MachineHosts
+from mofa.validate.published import PublishedFile
 from tests.cli.conftest import Cli
 from tests.committed import read_yaml, yaml_text
 
@@ -153,7 +156,21 @@ def _unbounded(annotation: Any, field: FieldInfo | None, seen: set[type], path: 
     return [w for inner in members if not isinstance(inner, str) for w in _unbounded(inner, shared, seen, path)]
 
 
-@pytest.mark.parametrize("cls", [WorkloadSpec, GpuSpec, NodeSpec, FrameworkSpec, FaultSpec, RunSpec, StrategySpec])
+@pytest.mark.parametrize(
+    "cls",
+    [
+        WorkloadSpec,
+        GpuSpec,
+        NodeSpec,
+        FrameworkSpec,
+        FaultSpec,
+        RunSpec,
+        StrategySpec,
+        RunRecord,
+        PublishedFile,
+        MachineHosts,
+    ],
+)
 def test_every_number_of_a_file_has_two_bounds(cls: type[BaseModel]) -> None:
     assert _numbers(cls, set(), cls.__name__) == []
 
