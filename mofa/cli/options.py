@@ -11,6 +11,10 @@ import typer
 from mofa.cli.numbers import checked_global_batch_text, size_of_cluster_parser, whole_number_parser
 from mofa.specs.framework_names import FRAMEWORK_NAMES
 
+MOST_SEARCH_S = 86_400.0
+"""Of layouts: a day. [s]"""
+MOST_RUN_S = 604_800
+"""Of a measured run: a week. [s]"""
 MOST_PROCESSES = 1024
 """Of one machine; more than any has cores. [-]"""
 

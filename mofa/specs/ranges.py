@@ -109,6 +109,12 @@ MAX_LAYERS = 10_000
 """More layers than any model has; readers of lists of layers go no further. [layers]"""
 MAX_MTP_LAYERS = 64
 """Each is described, costed and played by itself on the last stage; DeepSeek-V3 has one. [layers]"""
+MOST_LOAD_FACTOR = 1024.0
+"""Of a load over the mean: rows that an expert has room for, or moves at. [-]"""
+LoadFactor = Annotated[float, Field(gt=0, le=MOST_LOAD_FACTOR)]
+"""[-]"""
+LoadFactorAboveMean = Annotated[float, Field(ge=1, le=MOST_LOAD_FACTOR)]
+"""[-]"""
 Width = Annotated[int, Field(ge=1, le=MAX_WIDTH, strict=True)]
 WidthOrNone = Annotated[int, Field(ge=0, le=MAX_WIDTH, strict=True)]
 """0 for none. [-]"""
