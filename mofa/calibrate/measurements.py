@@ -205,7 +205,7 @@ def _wrong_size(family: str, shape: Shape) -> str:
         names = ("params", "tensors") if "params" in shape else ("tokens", "width")
     for name in names:
         value = shape.get(name)
-        if not isinstance(value, int) or value < 1:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             return f"{name} is missing or no number above zero"
     loads = str(shape.get("loads", "")).split(",")
     if len(loads) > MAX_GROUPS:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -125,6 +124,7 @@ class LongRunOptions:
         from mofa.specs.fault_changes import fact_of_user, storage_of_text
         from mofa.specs.faults import PriceSpec
         from mofa.specs.load import load_faults
+        from mofa.specs.ranges import MOST_USD, number_within
 
         self._check_log()
         spec = load_faults(self.faults, self.changes)
@@ -133,7 +133,7 @@ class LongRunOptions:
             changes["storage"] = storage_of_text(self.storage, "--storage")
         if self.price is not None:
             changes["price"] = PriceSpec(
-                usd_per_gpu_hour=fact_of_user(parse_at_least_zero("--price", self.price, "USD"))
+                usd_per_gpu_hour=fact_of_user(number_within("--price", self.price, "USD", 0.0, MOST_USD))
             )
         if self.spares is not None:
             changes["spares"] = parse_spares(self.spares)[0]
@@ -141,7 +141,7 @@ class LongRunOptions:
         if self.mode is not None:
             checkpoint["mode"] = self.mode.value
         if self.interval is not None:
-            checkpoint["interval_s"] = parse_duration_s("--checkpoint-interval", self.interval)
+            checkpoint["interval_s"] = parse_checkpoint_interval_s(self.interval)
         given = {"--checkpoint-mode": self.mode, "--checkpoint-interval": self.interval, "--recovery": self.recovery,
                  "--spares": self.spares if (self.spares or "").endswith("outside") else None}  # fmt: skip
         option = next((name for name, value in given.items() if value is not None), None)
@@ -177,8 +177,7 @@ class LongRunOptions:
                             "included")  # fmt: skip
         if self.faults is None:
             raise SpecError("--log: gives rates and kinds alone; name a profile for restarts, such as --faults llama3")
-        if self.log_days is not None:
-            parse_at_least_zero("--log-days", self.log_days, "d")
+        check_log_watch(self.log_nodes, self.log_days)
 
 
 def refuse_objective_without_failures(objective: ObjectiveChoice, profile: FaultSpec | None) -> None:
@@ -238,13 +237,21 @@ def with_checked_spares(machines: ClusterSpec, spares: str) -> ClusterSpec:
     return machines
 
 
-def parse_at_least_zero(option: str, value: float, unit: str) -> float:
-    """A number of at least 0."""
-    from mofa.errors import SpecError
+def check_log_watch(nodes: int, days: float | None) -> None:
+    """Refuse what cannot be how many nodes a log is of, or how long they were watched. [nodes, d]"""
+    from mofa.specs.ranges import LEAST_LOG_DAYS, MAX_GPUS, MOST_LOG_DAYS, number_within
 
-    if not math.isfinite(value) or value < 0:
-        raise SpecError(f"{option}: is {value:g} {unit}; give at least 0")
-    return value
+    number_within("--log-nodes", nodes, "nodes", 1, MAX_GPUS)
+    if days is not None:
+        number_within("--log-days", days, "d", LEAST_LOG_DAYS, MOST_LOG_DAYS)
+
+
+def parse_checkpoint_interval_s(text: str) -> float:
+    """Compute time between checkpoints, as a fault profile has it. [s]"""
+    from mofa.specs.ranges import LEAST_SECONDS, MOST_SECONDS, number_within
+
+    interval_s = parse_duration_s("--checkpoint-interval", text)
+    return number_within("--checkpoint-interval", interval_s, "s", LEAST_SECONDS, MOST_SECONDS)
 
 
 def parse_duration_s(option: str, text: str, *, zero: bool = False) -> float:

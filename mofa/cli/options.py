@@ -11,6 +11,13 @@ import typer
 from mofa.cli.numbers import checked_global_batch_text, size_of_cluster_parser, whole_number_parser
 from mofa.specs.framework_names import FRAMEWORK_NAMES
 
+MOST_SEARCH_S = 86_400.0
+"""Of layouts: a day. [s]"""
+MOST_RUN_S = 604_800
+"""Of a measured run: a week. [s]"""
+MOST_PROCESSES = 1024
+"""Of one machine; more than any has cores. [-]"""
+
 
 class FlopsConventionChoice(StrEnum):
     """Conventions of counting the FLOPs of causal attention."""
@@ -156,7 +163,12 @@ Replay = Annotated[
 ]
 Jobs = Annotated[
     int | None,
-    typer.Option("--jobs", min=1, help="Processes that play out; by default as many as cores may be used, up to 4."),
+    typer.Option(
+        "--jobs",
+        min=1,
+        max=MOST_PROCESSES,
+        help="Processes that play out; by default as many as cores may be used, up to 4.",
+    ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar, and only the table of plans.")]
 NoProgress = Annotated[bool, typer.Option("--quiet", help="Nothing on standard error but errors.")]

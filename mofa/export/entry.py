@@ -16,6 +16,7 @@ from mofa.plan.job_facts import JobFacts
 from mofa.plan.result import Estimate, Plan, PlanReport
 from mofa.plan.summaries import ClusterSummary
 from mofa.specs.files import did_you_mean, shown_value
+from mofa.specs.from_mapping import first_truth_for_number
 from mofa.specs.limited_reads import parse_json, read_bytes
 from mofa.specs.write_files import all_files_or_none, check_writable, make_directory, write_file_atomically
 
@@ -251,8 +252,10 @@ def load_numbered_result(file: str | Path, number: int | None) -> tuple[PlanRepo
     kind: Any = PlanReport if "plans" in raw else Estimate
     try:
         result: PlanReport | Estimate = kind.model_validate(raw)
+        wrong = first_truth_for_number(kind, raw)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise SpecError(f"{file}: {place}: {first['msg']}; run the plan again with this version of mofa") from None
+        wrong = error.errors()[0]
+    if wrong is not None:
+        place = ".".join(str(part) for part in wrong["loc"])
+        raise SpecError(f"{file}: {place}: {wrong['msg']}; run the plan again with this version of mofa")
     return result, 1 if number is None else number

@@ -7,14 +7,24 @@ import json
 import statistics
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import yaml
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from mofa.specs.base import Spec
+from mofa.specs.base import Count, Spec
 from mofa.specs.files import load_yaml
 from mofa.specs.from_mapping import spec_from_mapping
+from mofa.specs.ranges import (
+    Degree,
+    GradientNorm,
+    MeasuredBytes,
+    MeasuredBytesOrNone,
+    MeasuredCount,
+    MeasuredSeconds,
+    MeasuredSecondsOrNone,
+    MeasuredTokens,
+)
 from mofa.specs.run import RunSpec
 from mofa.specs.strategy import StrategySpec
 
@@ -37,48 +47,60 @@ REPEATS = ("", "-again", "-third")
 class RankMeasurement(Spec):
     """Device memory of one rank [B], how long its device was busy in a step, and its host's pace [s]."""
 
-    rank: int
-    peak_allocated_bytes: int = Field(gt=0)
+    rank: MeasuredCount
+    peak_allocated_bytes: MeasuredBytes
     """Largest of the steps after warm-up, from PyTorch's allocator."""
-    peak_reserved_bytes: int = Field(gt=0)
-    whole_peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: MeasuredBytes
+    whole_peak_allocated_bytes: MeasuredBytesOrNone | None = None
     """Largest from the start of the process: building, the first step and what follows."""
-    whole_peak_reserved_bytes: int | None = None
-    ready_allocated_bytes: int | None = None
+    whole_peak_reserved_bytes: MeasuredBytesOrNone | None = None
+    ready_allocated_bytes: MeasuredBytesOrNone | None = None
     """Allocated before the first step."""
-    between_steps_bytes: int | None = None
+    between_steps_bytes: MeasuredBytesOrNone | None = None
     """Allocated after the last step: parameters, states and what the framework keeps."""
-    device_bytes: int
+    device_bytes: MeasuredBytes
     """Total less free after the last step, as CUDA reports it: allocator, context, libraries and communicators."""
-    outside_allocator_bytes: int | None = None
+    outside_allocator_bytes: MeasuredBytesOrNone | None = None
     """Of these, what the allocator does not hold: context, libraries and communicators."""
-    device_total_bytes: int
-    alloc_retries: int = 0
+    device_total_bytes: MeasuredBytes
+    alloc_retries: MeasuredCount = 0
     """Times the allocator gave its cache back to the device to make room; each one stalls the step."""
-    device_busy_s: float | None = None
+    device_busy_s: MeasuredSecondsOrNone | None = None
     """Of one more, profiled step: time in which the device did anything."""
-    device_computing_s: float | None = None
+    device_computing_s: MeasuredSecondsOrNone | None = None
     """Of the same step: time in which it did anything but communicate."""
-    host_issues_s: list[float] = Field(default=[])
+    host_issues_s: list[MeasuredSeconds] = Field(default=[])
     """One small op's issue on this rank's host before, between and behind rounds of steps."""
-    host_backs_s: list[float] = Field(default=[])
+    host_backs_s: list[MeasuredSeconds] = Field(default=[])
     """One small op's way back on autograd's own thread, at the same times."""
-    layer_issues_s: list[float] = Field(default=[])
+    layer_issues_s: list[MeasuredSeconds] = Field(default=[])
     """Forward of a small :class:`mofa.host_pace.TransformerEngineLayer` at the same times."""
-    layer_backs_s: list[float] = Field(default=[])
+    layer_backs_s: list[MeasuredSeconds] = Field(default=[])
     """Its way back, on autograd's own thread."""
-    cpu_ops_at_issues_s: list[float] = Field(default=[])
+    cpu_ops_at_issues_s: list[MeasuredSeconds] = Field(default=[])
     """One small addition on the processor, timed at each of these."""
-    cpu_ops_s: list[float] = Field(default=[])
+    cpu_ops_s: list[MeasuredSeconds] = Field(default=[])
     """The same behind each of the steps that count."""
-    layer_ops_s: list[float] = Field(default=[])
+    layer_ops_s: list[MeasuredSeconds] = Field(default=[])
     """The same in the midst of each of ``layer_issues_s``, on the two quietest cores and on the two loudest."""
-    layer_back_ops_s: list[float] = Field(default=[])
+    layer_back_ops_s: list[MeasuredSeconds] = Field(default=[])
     """The same in the midst of each of ``layer_backs_s``, on autograd's own thread."""
-    step_ops_s: list[float] = Field(default=[])
+    step_ops_s: list[MeasuredSeconds] = Field(default=[])
     """The same within each step that counts, where its layers begin: the mean of its forward passes."""
-    step_back_ops_s: list[float] = Field(default=[])
+    step_back_ops_s: list[MeasuredSeconds] = Field(default=[])
     """The same on autograd's own thread, within its backward passes."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for smaller, larger in (
+            ("peak_allocated_bytes", "peak_reserved_bytes"),
+            ("peak_reserved_bytes", "device_total_bytes"),
+            ("device_bytes", "device_total_bytes"),
+        ):
+            less, more = getattr(self, smaller), getattr(self, larger)
+            if less > more:
+                raise ValueError(f"{smaller} ({less} B) must be at most {larger} ({more} B); correct one of them")
+        return self
 
     @property
     def peak_device_bytes(self) -> int | None:
@@ -95,22 +117,22 @@ class MeasuredResult(Spec):
     """What one run gave. Without room on the device, the memory is that at the failing allocation."""
 
     outcome: Literal["ok", "oom"]
-    step_time_s: float | None = Field(default=None, gt=0)
+    step_time_s: MeasuredSeconds | None = None
     """Median of the steps after warm-up, of the slowest rank."""
-    step_time_spread_s: float | None = Field(default=None, ge=0)
+    step_time_spread_s: MeasuredSecondsOrNone | None = None
     """From the first to the third quartile."""
-    step_times_s: list[float] = Field(default=[])
+    step_times_s: list[MeasuredSeconds] = Field(default=[])
     """Every step after warm-up, of the slowest rank."""
-    warmup_times_s: list[float] = Field(default=[])
+    warmup_times_s: list[MeasuredSeconds] = Field(default=[])
     ranks: list[RankMeasurement]
-    tokens_per_expert: list[list[list[int]]] | None = None
+    tokens_per_expert: list[list[list[MeasuredTokens]]] | None = None
     """Tokens that each rank's routers sent to each expert in one step: rank, layer with experts, expert."""
-    grad_norms: list[float] = Field(default=[])
+    grad_norms: list[GradientNorm] = Field(default=[])
     """Norm of the gradients, of each steady step, where the framework says it."""
     facts: dict[str, Any] = Field(default={})
     """What the framework said of itself, first rank: parameters, formats; and every rank's layers."""
     oom_phase: str | None = None
-    oom_tried_bytes: int | None = None
+    oom_tried_bytes: MeasuredBytesOrNone | None = None
     error: str | None = None
 
     @property
@@ -136,13 +158,13 @@ class RunEnvironment(Spec):
     """Where a run was measured."""
 
     gpu: str
-    num_gpus: int
+    num_gpus: Degree
     cpu: str
-    cpu_cores: int
+    cpu_cores: Count
     python: str
     torch: str
     cuda: str
-    cudnn: int
+    cudnn: Count
     nccl: str
     driver: str | None = None
     framework: str
@@ -152,13 +174,13 @@ class RunEnvironment(Spec):
     settings: dict[str, str] = Field(default={})
     host: str | None = None
     """Tells this machine from others; no name or number can be read off it."""
-    host_issue_s: float | None = Field(default=None, gt=0)
+    host_issue_s: MeasuredSeconds | None = None
     """Time in which the host issued one small eager op (median of an addition, SiLU and a norm, as in a profile), of
     the slowest rank: what hosts of one kind differ by. The mean of ``host_issues_s``; in records without it, timed
     once, right after the timed steps."""
-    host_issues_s: list[float] = Field(default=[])
+    host_issues_s: list[MeasuredSeconds] = Field(default=[])
     """The same before, between and behind rounds of the timed steps: a host's pace changes within seconds."""
-    host_op_s: float | None = None
+    host_op_s: MeasuredSeconds | None = None
     """As measured in a few records after the profiled step, with the profiler's instruments attached: too long."""
     side_by_side: bool = False
     """Other runs were on other GPUs of the machine at the same time."""

@@ -16,7 +16,7 @@ from mofa.plan.step_parts import TIME_COMPONENTS
 from mofa.plan.summary import strategy_text
 from mofa.specs.base import Spec
 from mofa.specs.files import shown_value
-from mofa.specs.limited_reads import parse_json, read_bytes
+from mofa.specs.limited_reads import number_of_json, parse_json, read_bytes
 from mofa.specs.strategy import StrategySpec
 
 SCHEMA_VERSION: Final = "1.1"
@@ -231,6 +231,10 @@ def version_text(result: Mapping[str, Any]) -> str:
 
 def _summary(name: str, result: Mapping[str, Any]) -> ComparedResult:
     memory, strategy = result["memory"], result["strategy"]
+    for facts, names in ((result, ("step_s", "tokens_per_s_per_gpu", "mfu", "usd")), (memory, ("device_bytes",)),
+                         (strategy, ("tp", "cp", "pp", "dp"))):  # fmt: skip
+        if wrong := next((each for each in names if isinstance(facts.get(each), bool)), None):
+            raise ValueError(f"{wrong} ({facts[wrong]}) is no number")
     num_gpus = strategy["tp"] * strategy["cp"] * strategy["pp"] * strategy["dp"]
     tokens = round(result["tokens_per_s_per_gpu"] * result["step_s"] * num_gpus)
     days = result.get("days")
@@ -245,7 +249,7 @@ def _summary(name: str, result: Mapping[str, Any]) -> ComparedResult:
 
 def _seconds_or_bytes(parts: Mapping[str, Any]) -> dict[str, float]:
     """Parts as numbers, all of them finite."""
-    numbers = {str(name): float(value) for name, value in parts.items()}
+    numbers = {str(name): number_of_json(value) for name, value in parts.items()}
     if odd := [name for name, value in numbers.items() if not -MOST_IN_A_PART < value < MOST_IN_A_PART]:
         raise ValueError(f"{odd[0]} is {numbers[odd[0]]:g}")
     return numbers

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from mofa.errors import SpecError
 from mofa.specs.model import ModelSpec
 from mofa.specs.params import layer_params
+from mofa.specs.ranges import MOST_LOAD_FACTOR
 
 FloatA = NDArray[np.float64]
 IntA = NDArray[np.int64]
@@ -184,8 +185,10 @@ def loads_expected_from_past(ratios: FloatA, window: int = 5, headroom: float = 
     >>> loads_expected_from_past(np.array([[2.0], [1.0], [3.0]]), window=1, headroom=1.5).ravel().tolist()
     [inf, 3.0, 1.5]
     """
-    if window < 1 or not headroom >= 1:
-        raise SpecError(f"window ({window}) must be at least 1 iteration, headroom ({headroom:g}) at least 1")
+    if window < 1 or not 1 <= headroom <= MOST_LOAD_FACTOR:
+        raise SpecError(
+            f"window ({window}) must be at least 1 iteration, headroom ({headroom:g}) from 1 to {MOST_LOAD_FACTOR:g}"
+        )
     expected = np.full_like(ratios, np.inf)
     for i in range(1, len(ratios)):
         expected[i] = headroom * ratios[max(i - window, 0) : i].max(axis=0)

@@ -10,14 +10,21 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from mofa.specs.ranges import (
+    LEAST_CLOCK,
     LEAST_FACTOR,
     LEAST_RATE,
+    LEAST_RATIO,
     LEAST_SECONDS,
     LEAST_SHARE,
     MOST_BYTES,
+    MOST_CLOCK,
     MOST_FACTOR,
+    MOST_IN_SWITCH,
     MOST_RATE,
+    MOST_RATIO,
     MOST_SECONDS,
+    MOST_SLOWDOWN,
+    MOST_USD,
     MOST_WATTS,
 )
 from mofa.units import parse_quantity
@@ -131,8 +138,19 @@ PositiveSecondsFact = Annotated[Fact, _fact_reader("s"), _bounded(LEAST_SECONDS,
 WattsFact = Annotated[Fact, _fact_reader("W"), _bounded(LEAST_FACTOR, MOST_WATTS)]
 ShareFact = Annotated[Fact, _bounded(LEAST_SHARE, 1.0)]
 """A share of a rate: above 0, at most 1. [-]"""
+ShareOrNoneFact = Annotated[Fact, _bounded(0.0, 1.0)]
+"""A share of something, or a spread over its mean, or nothing of it. [-]"""
+RatioFact = Annotated[Fact, _bounded(LEAST_RATIO, MOST_RATIO)]
+"""Of two times or rates of one kind. [-]"""
+ClockFact = Annotated[Fact, _bounded(LEAST_CLOCK, MOST_CLOCK)]
+"""A clock over the full one. [-]"""
+InSwitchFact = Annotated[Fact, _bounded(1.0, MOST_IN_SWITCH)]
+"""Speed-up by reduction in the switch: 1 without. [-]"""
+SlowdownFact = Annotated[Fact, _bounded(0.0, MOST_SLOWDOWN)]
+"""How much longer something takes; 0 where it takes no longer. [-]"""
 PositiveFact = Annotated[Fact, _bounded(LEAST_FACTOR, MOST_FACTOR)]
 CountFact = Annotated[Fact, _bounded(1.0, 1e6)]
+UsdFact = Annotated[Fact, _bounded(0.0, MOST_USD)]
 NotNegativeFact = Annotated[Fact, _bounded(0.0, MOST_FACTOR)]
 Positive = Annotated[int, Field(ge=1, le=10**9, strict=True)]
 Count = Annotated[int, Field(ge=0, le=10**9, strict=True)]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from mofa.specs.base import NotNegativeFact, PositiveFact, Spec
+from mofa.specs.base import ClockFact, ShareOrNoneFact, Spec
 from mofa.specs.fitted import FittedCurve as FittedCurve
 from mofa.specs.fitted import PowerLimitedCurve as PowerLimitedCurve
 from mofa.specs.fitted import expected_max_normal as expected_max_normal
@@ -35,6 +35,7 @@ from mofa.specs.ranges import (
     BytesPerElement,
     Degree,
     Elements,
+    ExtraBytesPerElement,
     KernelSeconds,
     LengthSeconds,
     Multiple,
@@ -69,7 +70,7 @@ class GemmForm:
     """Exponent that joins computing and moving: 1 adds them, infinity takes the larger."""
     split_s: KernelSeconds = 1.5e-6
     """Launch of the reduction over split k."""
-    split_bytes: BytesPerElement = 4.0
+    split_bytes: ExtraBytesPerElement = 4.0
     """Bytes moved per output element and split."""
     splits: Annotated[tuple[Splits, ...], Field(min_length=1, max_length=64)] = (1, 2, 3, 4, 6, 8, 16)
     partial_round_saving: ShareOrNone = 0.0
@@ -242,24 +243,24 @@ class GpuCurves(Spec):
     hosts: HostSpeedQuantiles | None = None
     """How far hosts of this kind are apart, where ``host`` is that of a typical machine; None where it is the one that
     runs."""
-    stream_clock: PositiveFact | None = None
+    stream_clock: ClockFact | None = None
     """Clock at which memory-bound kernels alone draw the power limit, over the full clock; above 1 where they never do.
     [-]"""
     power_limit: PowerLimit | None = None
     """What waits give back of the clock; None where that is not known, and then nothing."""
-    chip_spread: NotNegativeFact | None = None
+    chip_spread: ShareOrNoneFact | None = None
     """Standard deviation, over GPUs of one kind, of the time of kernels that the power limit slows down. [-]"""
-    step_jitter: NotNegativeFact | None = None
+    step_jitter: ShareOrNoneFact | None = None
     """Standard deviation, from one step to the next, of the time of the same kernels on one GPU, besides what
     :attr:`chip_spread` has of it: that was measured within single steps. None where nothing is known besides. [-]"""
-    host_spread: NotNegativeFact | None = None
+    host_spread: ShareOrNoneFact | None = None
     """Standard deviation, over the ranks of a run, of what their hosts take for the same work, over its mean. [-]"""
-    host_swing: NotNegativeFact | None = None
+    host_swing: ShareOrNoneFact | None = None
     """How much more the slowest of several hosts takes between the reads at which they wait for each other, over what
     it takes in all, for each standard deviation that the largest of so many draws lies above the mean. [-]"""
-    overlap_slowdown: NotNegativeFact
+    overlap_slowdown: ShareOrNoneFact
     """Seconds that computing loses per second of communication that runs at the same time. [-]"""
-    slowdown_by_held_multiprocessors: dict[HeldMultiprocessors, NotNegativeFact] = {}
+    slowdown_by_held_multiprocessors: dict[HeldMultiprocessors, ShareOrNoneFact] = {}
     """The same per second that so many multiprocessors are held by something that moves little, as NCCL's channels hold
     them between nodes; empty where that was not measured, and then it is :attr:`overlap_slowdown`. [-]"""
     unaligned_products: UnalignedProductRates = Field(

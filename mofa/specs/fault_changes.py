@@ -5,6 +5,7 @@ from __future__ import annotations
 from mofa.errors import SpecError
 from mofa.specs.base import Fact
 from mofa.specs.faults import StorageSpec
+from mofa.specs.ranges import LEAST_RATE, MOST_RATE, number_within
 from mofa.units import parse_quantity
 
 
@@ -26,7 +27,7 @@ def storage_of_text(text: str, where: str) -> StorageSpec:
     Raises
     ------
     SpecError
-        If one of them is no rate above 0.
+        If one of them is no rate, or none that storage can have.
 
     Examples
     --------
@@ -42,7 +43,5 @@ def storage_of_text(text: str, where: str) -> StorageSpec:
             rate = parse_quantity(part, "B/s")
         except ValueError as error:
             raise SpecError(f"{where}: {error}") from None
-        if rate <= 0:
-            raise SpecError(f"{where}: is {rate:g} B/s; give a rate above 0 B/s")
-        rates.append(fact_of_user(rate))
+        rates.append(fact_of_user(number_within(where, rate, "B/s", LEAST_RATE, MOST_RATE)))
     return StorageSpec(write_bytes_per_s=rates[0], read_bytes_per_s=rates[-1])

@@ -13,9 +13,11 @@ from mofa.specs.base import (
     NotNegativeFact,
     SecondsFact,
     ShareFact,
+    ShareOrNoneFact,
     Spec,
+    UsdFact,
 )
-from mofa.specs.ranges import MOST_SECONDS, Degree, SpareNodes
+from mofa.specs.ranges import LEAST_SECONDS, MOST_PUE, MOST_SECONDS, Degree, SpareNodes
 from mofa.units import Seconds
 
 RecoveryPath = Literal["process", "node", "network"]
@@ -43,7 +45,7 @@ class FailureKind(Spec):
 
     name: str = Field(min_length=1, max_length=60)
     path: RecoveryPath
-    share: NotNegativeFact
+    share: ShareOrNoneFact
     """Share of all failures; the kinds' shares sum to 1. [-]"""
     detect_s: SecondsFact
     """From the failure until it is noticed: a hang waits for a time-out. [s]"""
@@ -74,7 +76,7 @@ class ReliabilitySpec(Spec):
     kinds: Annotated[tuple[FailureKind, ...], Field(min_length=1)]
     shape: Fact | None = None
     """Weibull shape of a node's time between failures; exponential where absent. [-]"""
-    lemon_fraction: NotNegativeFact | None = None
+    lemon_fraction: ShareOrNoneFact | None = None
     """Share of nodes that fail more often. [-]"""
     lemon_multiple: NotNegativeFact | None = None
     """How many times as often they fail as the others. [-]"""
@@ -95,11 +97,8 @@ class ReliabilitySpec(Spec):
             raise ValueError(f"shape ({self.shape.value:g}) must be from 0.1 to 10; 1 is exponential")
         if (self.lemon_fraction is None) != (self.lemon_multiple is None):
             raise ValueError("lemon_fraction and lemon_multiple: give both or none")
-        if self.lemon_fraction is not None and self.lemon_multiple is not None:
-            if self.lemon_fraction.value > 1:
-                raise ValueError(f"lemon_fraction ({self.lemon_fraction.value:g}) must be at most 1; it is a share")
-            if self.lemon_multiple.value <= 0:
-                raise ValueError(f"lemon_multiple ({self.lemon_multiple.value:g}) must be above 0; 1 is no lemon")
+        if self.lemon_multiple is not None and self.lemon_multiple.value <= 0:
+            raise ValueError(f"lemon_multiple ({self.lemon_multiple.value:g}) must be above 0; 1 is no lemon")
         if any(part.mttf_s.value <= 0 for part in self.components):
             raise ValueError("components: mttf_s must be above 0 s; leave out what never fails")
         return self
@@ -139,7 +138,7 @@ class CheckpointSpec(Spec):
     mode: CheckpointMode = "blocking"
     copies: Annotated[int, Field(ge=2, le=16, strict=True)] = 2
     """Copies of ``peer``, the node's own included. [-]"""
-    interval_s: Annotated[Seconds, Field(gt=0, le=MOST_SECONDS)] | None = None
+    interval_s: Annotated[Seconds, Field(ge=LEAST_SECONDS, le=MOST_SECONDS)] | None = None
     """Compute time between checkpoints; the best one where absent. [s]"""
     in_flight: Annotated[int, Field(ge=1, le=16, strict=True)] = 1
     """Checkpoints that may be under way to storage at once. [-]"""
@@ -167,7 +166,7 @@ class StorageSpec(Spec):
 class PriceSpec(Spec):
     """What GPUs cost."""
 
-    usd_per_gpu_hour: NotNegativeFact
+    usd_per_gpu_hour: UsdFact
 
 
 def _power(value: float, source: str, provenance: Literal["measured", "datasheet", "assumed"]) -> Fact:
@@ -197,9 +196,9 @@ class PowerDrawSpec(Spec):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.pue.value < 1:
+        if not 1 <= self.pue.value <= MOST_PUE:
             raise ValueError(
-                f"pue ({self.pue.value:g}) must be at least 1; it is the building's power over the machines'"
+                f"pue ({self.pue.value:g}) must be from 1 to {MOST_PUE:g}; it is a building's power over its machines'"
             )
         return self
 

@@ -32,7 +32,8 @@ from mofa.specs.ranges import (
     MAX_HOST_THREADS,
     MAX_LOSS_METRICS,
     MAX_WIDTH,
-    BytesPerElement,
+    BytesPerParam,
+    ExtraBytesPerElement,
 )
 from mofa.specs.strategy import FrameworkOptions
 
@@ -188,12 +189,12 @@ class FrameworkSpec(Spec):
     vocab_divisor: int = Field(default=128, ge=1, le=MAX_WIDTH)
     """Megatron pads the vocabulary to a multiple of this times tp; 1: not padded."""
     # --- what it does
-    params_bytes_per_param: BytesPerElement
+    params_bytes_per_param: BytesPerParam
     """Of the parameters that compute reads, unless sharded. [B/param]"""
-    grads_bytes_per_param: BytesPerElement
-    reduced_bytes_per_param: BytesPerElement = 4.0
+    grads_bytes_per_param: BytesPerParam
+    reduced_bytes_per_param: BytesPerParam = 4.0
     """Of gradients as FSDP, or Megatron over data-parallel ranks, sums them. [B/param]"""
-    states_bytes_per_param: BytesPerElement
+    states_bytes_per_param: BytesPerParam
     """Adam's states with the main copy of the parameters, before sharding. [B/param]"""
     shards_params: bool
     """FSDP: parameters and gradients live sharded over dp*cp, gathered per block."""
@@ -224,7 +225,7 @@ class FrameworkSpec(Spec):
     splits_layers: Literal["even", "greedy", "greedy-embeddings"] = "even"
     """How uneven layers go to stages: balanced; or as many as the fullest stage may have on each but the last, with or
     without the embedding and the head as a layer each (DeepSpeed, ``partition_method: type:transformer|embedding``)."""
-    accumulation_bytes_per_param: BytesPerElement = 10.0
+    accumulation_bytes_per_param: ExtraBytesPerElement = 10.0
     """Moved to add a weight gradient that is made apart: 10 reads the 16-bit one, reads and writes an fp32 one.
     [B/param]"""
     clipped_steps: float = Field(default=1.0, ge=0.0, le=1.0)

@@ -69,7 +69,10 @@ def spec_from_mapping(cls: type[S], raw: object, where: str, prefix: str = "", *
     mofa.errors.SpecError: x.yaml: globl_batch is no field here; did you mean global_batch?
     """
     try:
-        return cls.model_validate(raw)
+        made = cls.model_validate(raw)
+        if (problem := first_truth_for_number(cls, raw)) is not None:
+            raise SpecError(f"{where}: {_sentence(cls, problem, prefix)}")
+        return made
     except ValidationError as error:
         problems = error.errors(include_url=False)
         first = min(problems, key=lambda p: p["type"] != "extra_forbidden")
@@ -77,6 +80,57 @@ def spec_from_mapping(cls: type[S], raw: object, where: str, prefix: str = "", *
         if first["type"] == "missing" and len(missing) > 1:
             raise SpecError(f"{where}: {', '.join(missing)} are missing; add them{or_else}") from None
         raise SpecError(f"{where}: {_sentence(cls, first, prefix)}") from None
+
+
+class _Truth(str):
+    """A true or false as text, which a field of truth takes and one of numbers does not."""
+
+
+def first_truth_for_number(cls: type[BaseModel], raw: object) -> Mapping[str, Any] | None:
+    """The first true or false where a number is asked for, as a problem of pydantic's, which takes them for 1 and 0.
+
+    Parameters
+    ----------
+    cls
+        A spec, or what a result is read as.
+    raw
+        What was read, which the class has taken.
+
+    Examples
+    --------
+    >>> from mofa.specs.base import Fact
+    >>> problem = first_truth_for_number(Fact, {"value": True, "provenance": "assumed", "source": "an example"})
+    >>> problem["loc"], problem["input"]
+    (('value',), True)
+    """
+    marked = _with_marked_truths(raw)
+    if marked is raw:
+        return None
+    try:
+        cls.model_validate(marked)
+    except ValidationError as error:
+        for problem in error.errors(include_url=False, include_context=False):
+            if isinstance(problem["input"], _Truth) and problem["type"] in ("float_parsing", "int_parsing"):
+                return {**problem, "input": problem["input"] == "true"}
+    return None
+
+
+def _with_marked_truths(raw: Any) -> Any:
+    """Nested facts whose true and false are :class:`_Truth`; themselves where there are none.
+
+    >>> facts = {"x": [1, 2]}
+    >>> _with_marked_truths(facts) is facts, _with_marked_truths({"x": [True, 2]})
+    (True, {'x': ['true', 2]})
+    """
+    if isinstance(raw, bool):
+        return _Truth("true" if raw else "false")
+    if isinstance(raw, dict):
+        items = {key: _with_marked_truths(value) for key, value in raw.items()}
+        return items if any(items[key] is not raw[key] for key in raw) else raw
+    if isinstance(raw, list | tuple):
+        entries = [_with_marked_truths(value) for value in raw]
+        return entries if any(new is not old for new, old in zip(entries, raw, strict=True)) else raw
+    return raw
 
 
 def _missing(cls: type[BaseModel], loc: tuple[int | str, ...], prefix: str) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Literal
 
-from mofa.specs.base import CountFact, Fact, PositiveFact, SecondsFact, ShareFact, Spec
+from mofa.specs.base import CountFact, Fact, PositiveFact, RatioFact, SecondsFact, ShareFact, Spec
 from mofa.specs.files import data_dir, load_yaml
 from mofa.specs.from_mapping import spec_from_mapping
 
@@ -92,25 +92,25 @@ class KernelSelectionFacts(Spec):
 class LayerKernelRatios(Spec):
     """Layers' kernels that were not fitted by themselves, over measured ones that they are like. [-]"""
 
-    te_norm_forward: PositiveFact
+    te_norm_forward: RatioFact
     """Time of Transformer Engine's general norms over that of its tuned ones at their width. [-]"""
-    te_norm_backward: PositiveFact
-    te_head_norm_forward: PositiveFact
+    te_norm_backward: RatioFact
+    te_head_norm_forward: RatioFact
     """The same of rows as short as a head. [-]"""
-    te_head_norm_backward: PositiveFact
-    te_norm_amax: PositiveFact
+    te_head_norm_backward: RatioFact
+    te_norm_amax: RatioFact
     """Time of a general norm that also finds the largest of its output, over one that does not; tuned ones find it for
     nothing. [-]"""
-    te_norm_cast: PositiveFact
+    te_norm_cast: RatioFact
     """Time of a general norm that hands on fp8 by an older scale, over one that hands on bf16. [-]"""
-    te_tuned_norm_cast: PositiveFact
+    te_tuned_norm_cast: RatioFact
     """The same of tuned ones. [-]"""
-    ragged_block_cast: PositiveFact
+    ragged_block_cast: RatioFact
     """Time of a cast to fp8 blocks of rows that a block does not divide, over that of rows that it does. [-]"""
-    any_width_swiglu_forward_passes: PositiveFact
+    any_width_swiglu_forward_passes: RatioFact
     """Passes over the output that SwiGLU takes as long as where it is compiled for any width. [-]"""
-    any_width_swiglu_backward_passes: PositiveFact
-    unsplit_norm_sum: PositiveFact
+    any_width_swiglu_backward_passes: RatioFact
+    unsplit_norm_sum: RatioFact
     """What the sum of a norm's weight gradient by a block of threads for every 32 columns adds to a row's backward. A
     row with split sums is 1. [-]"""
 

@@ -13,10 +13,11 @@ from mofa.specs.base import (
     BytesPerSFact,
     CountFact,
     FlopsPerSFact,
-    NotNegativeFact,
+    InSwitchFact,
     SecondsFact,
     ShareFact,
     SizeFact,
+    SlowdownFact,
     Spec,
     WattsFact,
 )
@@ -126,7 +127,7 @@ class SlowNodesSpec(Spec):
 
     share: ShareFact
     """Of all nodes, each by itself. [-]"""
-    slowdown: NotNegativeFact
+    slowdown: SlowdownFact
     """How much longer all kernels take on such a node. [-]"""
 
 
@@ -150,7 +151,7 @@ class NodeSpec(Spec):
     nic: NicSpec
     host_memory_bytes: BytesFact
     communicators: CommunicatorMemorySpec
-    nvls_factor: CountFact
+    nvls_factor: InSwitchFact
     """Speed-up of all-reduce inside a domain by in-switch reduction: 1 without. [-]"""
     hosts: HostSharing = "own"
     """Whether a job has its nodes' processors to itself, or they run other tenants' machines as well. Shared hosts are

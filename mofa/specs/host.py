@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Literal, NamedTuple, Self, get_args
 
 from pydantic import AfterValidator, Field
 
 from mofa.specs.base import Fact, PositiveSecondsFact, SecondsFact, ShareFact, Spec
 from mofa.specs.optimizer_offload import HostOptimizerRates
+from mofa.specs.ranges import MOST_RATIO
 
 Module = Literal[
     "amax", "attention", "bias_dropout_add", "collective", "dispatch", "embedding", "exchange", "exchanged_attention",
@@ -293,8 +293,10 @@ class HostIssueTimes(Spec):
 
 
 def _at_least_typical(fact: Fact) -> Fact:
-    if not 1.0 <= fact.value < math.inf:
-        raise ValueError(f"is {fact.value:g}; a slow host takes at least as long as a typical one: give 1 or more")
+    if not 1.0 <= fact.value <= MOST_RATIO:
+        raise ValueError(
+            f"is {fact.value:g}; a slow host takes at least as long as a typical one: give 1 to {MOST_RATIO:g}"
+        )
     return fact
 
 

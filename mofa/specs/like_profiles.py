@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, Field
 
 from mofa.errors import SpecError
-from mofa.specs.base import Fact, PositiveFact, Spec
+from mofa.specs.base import Fact, RatioFact, Spec
 from mofa.specs.copied_facts import Folder, bundled_profile_mapping, mark_all_as_transferred
 from mofa.specs.curve_ratios import curves_scaled_by_ratios
 from mofa.specs.files import bundled_names, did_you_mean, shown_value
@@ -33,7 +33,7 @@ class LikeAnotherProfile(Spec):
 
     like: Annotated[str, Field(min_length=1)]
     """Name of a bundled GPU or node."""
-    rates_over_like: dict[Literal["bf16", "fp8", "fp32", "attention"], PositiveFact] = {}
+    rates_over_like: dict[Literal["bf16", "fp8", "fp32", "attention"], RatioFact] = {}
     """Of a GPU: rates of large products by format, and of attention, over those of the GPU that it is like, measured
     on both by one program. They scale the curves in place of the peaks. [-]"""
 

@@ -166,6 +166,17 @@ def parse_json(text: str | bytes, where: str, advice: str) -> Any:
         raise SpecError(f"{where}: is no JSON that can be read ({_kind_of(error)}); {advice}") from None
 
 
+def number_of_json(value: Any) -> float:
+    """A number of a JSON file; raises ValueError for true and false, which Python takes for 1 and 0.
+
+    >>> number_of_json(2), number_of_json("1.5")
+    (2.0, 1.5)
+    """
+    if isinstance(value, bool):
+        raise ValueError(f"{value} is no number")
+    return float(value)
+
+
 def json_fault_text(error: json.JSONDecodeError) -> str:
     """Where a text is no JSON, and what is wrong there.
 

@@ -23,7 +23,7 @@ def with_memory_limit(machines: ClusterSpec, text: str | None, where: str = "--m
     Raises
     ------
     SpecError
-        If it is no size, or more than the GPU has.
+        If it is no size, less than the CUDA context takes, or more than the GPU has.
 
     Examples
     --------
@@ -37,12 +37,13 @@ def with_memory_limit(machines: ClusterSpec, text: str | None, where: str = "--m
         limit_bytes = parse_quantity(text, "B")
     except ValueError as error:
         raise SpecError(f"{where}: {error}") from None
-    capacity_bytes = machines.gpu.capacity_bytes.value
-    if not 0 < limit_bytes <= capacity_bytes:
+    capacity_bytes, context_bytes = machines.gpu.capacity_bytes.value, machines.gpu.context_bytes.value
+    if not context_bytes <= limit_bytes <= capacity_bytes:
+        no_room = f"less than the {format_bytes(context_bytes)} that the CUDA context alone takes of it"
+        too_much = f"more than the {format_bytes(capacity_bytes)} of {machines.gpu.name}"
         raise SpecError(
-            f"{where}: {text} is {'no memory' if limit_bytes <= 0 else 'more'} "
-            f"{'' if limit_bytes <= 0 else f'than the {format_bytes(capacity_bytes)} of {machines.gpu.name}'}".rstrip()
-            + f"; give at most {format_bytes(capacity_bytes)}"
+            f"{where}: {text} is {no_room if limit_bytes < context_bytes else too_much}; "
+            f"give {format_bytes(context_bytes)} to {format_bytes(capacity_bytes)}"
         )
     fact = Fact(value=limit_bytes, provenance="assumed", source="--memory-limit")
     return machines.model_copy(update={"gpu": machines.gpu.model_copy(update={"capacity_bytes": fact})})

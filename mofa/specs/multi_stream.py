@@ -6,7 +6,7 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 from mofa.specs.fitted import PowerLimitedCurve
-from mofa.specs.ranges import KernelSeconds, PositiveMultiple, Rate, Sharpness
+from mofa.specs.ranges import KernelSeconds, Rate, Sharpness, TileSlowdown
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
@@ -17,7 +17,7 @@ class MultiStreamForm:
     """Events before the first product and behind the last, on all streams."""
     start_s: KernelSeconds
     """Between the starts of two products, whichever streams they are on."""
-    slower: PositiveMultiple
+    slower: TileSlowdown
     """Time of a tile over that in single products. [-]"""
     bytes_per_s: Rate
     added_bytes_per_s: Rate

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mofa.specs.curves import AttentionForm, CollectiveCurve, GemmCurve, GpuCurves, MemoryBoundCurve
 from mofa.specs.products import GemmFormat, known_or_stand_in_format
@@ -19,8 +19,14 @@ CAUSAL = 2.0
 """The same of a causal kernel's blocks, whose half-empty blocks count as whole ones (1.1 here). [-]"""
 CACHED = 2.0
 """The same of memory-bound ops, as the L2 serves some reads (1.43 here). [-]"""
+HIDDEN_BY_STREAMS = 8.0
+"""The same of what products on several streams move: mostly beside other products, so that a fit hardly sees it (4.4
+here)."""
+HIDDEN_BY_ATTENTION = 32.0
+"""The same of what fused attention moves, beside which it computes (25 here)."""
 IN_SWITCH = 2.0
 """The same of a collective's bus bandwidth, which reduction in the switch may pass (0.87 here). [-]"""
+MEMORY = "memory_bandwidth_bytes_per_s"
 COPIES = ("eager copy", "default")
 """Memory-bound ops that no cache helps."""
 
@@ -47,14 +53,18 @@ class CurveAgainstPeak(NamedTuple):
 def gpu_curves_against_peak(
     curves: GpuCurves, peaks: Mapping[str, float], bandwidth_bytes_per_s: float
 ) -> Iterator[CurveAgainstPeak]:
-    """What each curve of a GPU reaches, beside its peak: products of endless depth, attention with its slots full.
+    """What each curve of a GPU reaches, beside its peak: products of endless depth, attention with its slots full, and
+    what they move beside the memory's bandwidth.
 
     A curve whose format has no peak is left out.
     """
     yield from _products("curves.gemm", curves.gemm, peaks)
+    yield from _multi_stream_products(curves, peaks)
+    yield from _moving(curves, bandwidth_bytes_per_s)
     yield from _streams("curves.stream", curves.stream, bandwidth_bytes_per_s)
     for release, own in curves.releases.items():
         yield from _products(f"curves.releases.{release}.gemm", own.gemm, peaks)
+        yield from _bytes(f"curves.releases.{release}.gemm", own.gemm, bandwidth_bytes_per_s, CACHED)
         yield from _streams(f"curves.releases.{release}.stream", own.stream, bandwidth_bytes_per_s)
     for format_, grouped in curves.grouped_gemm.items():
         if (peak := peaks.get(known_or_stand_in_format(format_, peaks))) is not None:
@@ -125,11 +135,39 @@ def _products(
             yield CurveAgainstPeak(f"{place}.{format_}", rate, peak, _peak_path(format_), "FLOP/s")
 
 
+def _multi_stream_products(curves: GpuCurves, peaks: Mapping[str, float]) -> Iterator[CurveAgainstPeak]:
+    """Tiles of single products, each as much slower as on several streams."""
+    for format_, curve in curves.multi_stream.items():
+        peak = peaks.get(known_or_stand_in_format(format_, peaks))
+        single = curves.gemm.get(known_or_stand_in_format(format_, curves.gemm))
+        if peak is not None and single is not None:
+            rate = max(rate for _, _, rate in single.form.tiles) / curve.form.slower
+            yield CurveAgainstPeak(f"curves.multi_stream.{format_}", rate, peak, _peak_path(format_), "FLOP/s")
+
+
+def _moving(curves: GpuCurves, bytes_per_s: float) -> Iterator[CurveAgainstPeak]:
+    """What products and attention move."""
+    yield from _bytes("curves.gemm", curves.gemm, bytes_per_s, CACHED)
+    yield from _bytes("curves.grouped_gemm", curves.grouped_gemm, bytes_per_s, CACHED)
+    yield from _bytes("curves.multi_stream", curves.multi_stream, bytes_per_s, HIDDEN_BY_STREAMS)
+    yield from _bytes("curves.multi_stream", curves.multi_stream, bytes_per_s, CACHED, "added_bytes_per_s")
+    yield from _bytes("curves.attention", curves.attention, bytes_per_s, HIDDEN_BY_ATTENTION)
+
+
+def _bytes(
+    place: str, curves: Mapping[Any, Any], bytes_per_s: float, allowed: float, name: str = "bytes_per_s"
+) -> Iterator[CurveAgainstPeak]:
+    """A rate of moving bytes that the forms of curves have."""
+    for key, curve in curves.items():
+        rate = getattr(curve.form, name)
+        yield CurveAgainstPeak(f"{place}.{key}.form.{name}", rate, bytes_per_s, MEMORY, "B/s", allowed)
+
+
 def _streams(place: str, curves: Mapping[str, MemoryBoundCurve], bytes_per_s: float) -> Iterator[CurveAgainstPeak]:
     for key, curve in curves.items():
         allowed = ROUNDING if key in COPIES else CACHED
-        path, peak_path = f"{place}.{key}", "memory_bandwidth_bytes_per_s"
-        yield CurveAgainstPeak(path, curve.form.bytes_per_s, bytes_per_s, peak_path, "B/s", allowed)
+        yield CurveAgainstPeak(f"{place}.{key}", curve.form.bytes_per_s, bytes_per_s, MEMORY, "B/s", allowed)
+    yield from _bytes(place, curves, bytes_per_s, CACHED, "missed_bytes_per_s")
 
 
 def _peak_path(format_: str) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import Field, model_validator
 
 from mofa.specs.base import Spec
+from mofa.specs.ranges import LoadFactor, LoadFactorAboveMean
 
 Preset = Literal["memfine-iteration-7"]
 PRESETS: tuple[Preset, ...] = get_args(Preset)
@@ -35,12 +36,12 @@ class RoutingSpec(Spec):
     file: Annotated[str, Field(min_length=1)] | None = None
     """The counts, relative to the file that names it."""
     preset: Preset | None = None
-    capacity_factor: Annotated[float, Field(gt=0, le=1024)] | None = None
+    capacity_factor: LoadFactor | None = None
     """Copies beyond this multiple of an even share of a rank's tokens are dropped, as by Megatron's
     ``--moe-expert-capacity-factor``; none are where absent. Changes numerics. [-]"""
     pad_to_capacity: bool = False
     """Experts below their capacity compute on zeros up to it, as with ``--moe-pad-expert-input-to-capacity``."""
-    rank_capacity_factor: Annotated[float, Field(ge=1, le=1024)] | None = None
+    rank_capacity_factor: LoadFactorAboveMean | None = None
     """Rows that each rank's experts are padded to, as a multiple of their balanced number, as by Megatron's
     ``--moe-expert-rank-capacity-factor``; a step in which some rank gets more runs again without. [-]"""
     memory_quantile: float = Field(default=0.999, gt=0.5, le=1.0)

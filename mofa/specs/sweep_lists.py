@@ -11,17 +11,16 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from mofa.errors import SpecError
 from mofa.specs.base import Spec
+from mofa.specs.fault_changes import storage_of_text
 from mofa.specs.files import did_you_mean, load_yaml, shown_value
 from mofa.specs.from_mapping import spec_from_mapping
-from mofa.specs.ranges import Degree, Tokens
+from mofa.specs.ranges import MOST_USD, Degree, Tokens
 from mofa.specs.routing import RoutingSpec
 from mofa.specs.written_counts import doubled_counts, parse_count
 from mofa.units import parse_quantity
 
 MOST_POINTS = 10_000
 """Points of a sweep: each is a search of seconds, and a file until the sweep is done. [-]"""
-MOST_USD = 1e6
-"""Of a GPU-hour. [USD]"""
 
 
 def _listed(value: object) -> object:
@@ -96,7 +95,7 @@ class SweepSearch(Spec):
     fewest days of so many GPUs is cheapest too."""
     fix: dict[str, Any] = {}
     """Values, or lists of values, by field of a strategy."""
-    maximum: dict[str, int] = Field(default={}, alias="max")
+    maximum: dict[str, Degree] = Field(default={}, alias="max")
     """The most of a degree by its name. [-]"""
     with_: Annotated[tuple[str, ...], BeforeValidator(_listed)] = Field(default=(), alias="with")
     without: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()
@@ -145,6 +144,12 @@ class SweepSpec(Spec):
                 f"its lists combine to {self.num_points:,} points, and {MOST_POINTS:,} are the most, as each is a "
                 "search of seconds; shorten a list or write two sweeps"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_storage(self) -> Self:
+        if self.storage is not None:
+            storage_of_text(self.storage, "storage")
         return self
 
     @model_validator(mode="after")

@@ -15,7 +15,7 @@ from mofa.errors import SpecError
 from mofa.plan.result import Plan
 from mofa.specs.base import Spec
 from mofa.specs.files import shown_value
-from mofa.specs.limited_reads import gunzipped, parse_json, read_bytes
+from mofa.specs.limited_reads import gunzipped, number_of_json, parse_json, read_bytes
 from mofa.units import format_seconds
 
 Family = Literal["gemm", "grouped_gemm", "attention", "memory_bound", "optimizer", "communication", "host_idle"]
@@ -143,17 +143,17 @@ def read_profile(path: Path) -> TracedStep:
     return TracedStep(
         kernels,
         gpu=str(first["name"]) if first.get("name") else None,
-        world_size=world if isinstance(world, int) else None,
+        world_size=world if isinstance(world, int) and not isinstance(world, bool) else None,
         steps=max(steps, 1),
     )
 
 
 def _kernel(stream: Any, name: Any, start_us: Any, duration_us: Any) -> TracedKernel:
     """One kernel; raises ValueError where a time is no time."""
-    start, duration = float(start_us), float(duration_us)
+    start, duration = number_of_json(start_us), number_of_json(duration_us)
     if not -MOST_US <= start <= MOST_US or not 0.0 <= duration <= MOST_US:
         raise ValueError(f"a kernel starts at {start:g} us and takes {duration:g} us")
-    return TracedKernel(int(stream), str(name), start * 1e-6, duration * 1e-6)
+    return TracedKernel(int(number_of_json(stream)), str(name), start * 1e-6, duration * 1e-6)
 
 
 def _words(error: Exception) -> str:

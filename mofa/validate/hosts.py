@@ -14,10 +14,11 @@ from pydantic import Field
 
 from mofa.measure.records import RankMeasurement, RunRecord
 from mofa.measure.results import interquartile_range_s
-from mofa.specs.base import Count, SecondsFact, Spec
+from mofa.specs.base import Count, PositiveSecondsFact, Spec
 from mofa.specs.files import load_yaml
 from mofa.specs.from_mapping import spec_from_mapping
 from mofa.specs.host import SmallLayerTime
+from mofa.specs.ranges import MeasuredSeconds
 from mofa.validate.step_pace import (
     has_pace_samples,
     small_layer_time_of_slowest_host,
@@ -36,13 +37,13 @@ class MachineHost(Spec):
     """What tells the machine from others, empty where its records do not say."""
     cpu: str
     cpu_cores: Count
-    host_op_s: SecondsFact
+    host_op_s: PositiveSecondsFact
     """Issue of one small eager op: timed there by a calibration, or from runs of the fitting half alone. [s]"""
     runs: Count = 0
     """Runs there that timed it after their steps, where it is their median. [-]"""
     gpus: Count = 0
     """GPUs that each of them had: what a run of several timed is its slowest rank's. [-]"""
-    configurations: dict[str, float] = Field(default={})
+    configurations: dict[str, MeasuredSeconds] = Field(default={})
     """What it is the median of, unless it was timed: the issue at which each of these runs takes as long as it did.
     [s]"""
 

@@ -18,22 +18,24 @@ from mofa.measure.records import Split
 from mofa.specs.base import Spec
 from mofa.specs.files import load_yaml
 from mofa.specs.from_mapping import spec_from_mapping
+from mofa.specs.ranges import MeasuredSeconds
 from mofa.specs.run import RunSpec
 from mofa.validate.reference import MeasuredOutcome, ReferenceRun, Switch, UnpredictedReferenceRun
 
 UNUSABLE = "unusable.csv"
 
-PositiveFloat = Annotated[float, Field(gt=0)]
+PublishedBytes = Annotated[float, Field(ge=1.0, le=1e15)]
+"""Of a device: a petabyte at most. [B]"""
 
 
 class PublishedOutcome(Spec):
     """What a published run gave. [s], [B]"""
 
-    step_s: PositiveFloat | None = None
-    allocated_bytes: PositiveFloat | None = None
-    reserved_bytes: PositiveFloat | None = None
-    device_bytes: PositiveFloat | None = None
-    ranks_allocated_bytes: tuple[PositiveFloat, ...] = ()
+    step_s: MeasuredSeconds | None = None
+    allocated_bytes: PublishedBytes | None = None
+    reserved_bytes: PublishedBytes | None = None
+    device_bytes: PublishedBytes | None = None
+    ranks_allocated_bytes: tuple[PublishedBytes, ...] = ()
     oom: bool = False
     oom_denied_by: str | None = None
     """The row whose reading says that it cannot have gone out of memory by itself."""

@@ -17,6 +17,7 @@ from tests.cli.conftest import Cli, one_line_of
 
 CALCULATOR = ("goodput", "--mtbf", "6h", "--checkpoint", "5min", "--restart", "10min")
 TWO = ("goodput", "--mtbf", "6h", "--checkpoint", "1s,60s", "--restart", "1min,10min")
+ONE = ("estimate", "llama3-8b", "h100-hgx", "--nodes", "8", "--strategy", "tp=2", "--no-replay")
 SMALL = ("goodput", "llama3-8b", "h100-hgx", "--gpus", "64..128", "--faults", "llama3")
 
 
@@ -117,7 +118,18 @@ def test_limits_of_the_calculator(cli: Cli) -> None:
         ((*SMALL, "--replan", "--strategy", "tp=2"), "--strategy"),
         ((*SMALL, "--runs", "10"), "--runs"),
         ((*CALCULATOR, "--nodes", "4"), "--log-nodes"),
-        ((*SMALL, "--storage", "0 B/s"), "above 0 B/s"),
+        ((*SMALL, "--storage", "0 B/s"), "--storage: is 0 B/s; give 1 to 1e+33 B/s"),
+        ((*SMALL, "--storage", "2 TB/s, 0.5 B/s"), "--storage: is 0.5 B/s; give 1 to 1e+33 B/s"),
+        ((*SMALL, "--storage", "1e20 PB/s"), "--storage: is 1e+35 B/s; give 1 to 1e+33 B/s"),
+        (("plan", "llama3-8b", "h100-hgx", "--gpus", "64", "--storage", "1e-320 B/s"), "give 1 to 1e+33 B/s"),
+        ((*ONE, "--storage", "0.9 B/s"), "--storage: is 0.9 B/s; give 1 to 1e+33 B/s"),
+        ((*ONE, "--price", "1e9"), "--price: is 1e+09 USD; give 0 to 1e+06 USD"),
+        ((*ONE, "--price", "nan"), "--price: is nan USD; give 0 to 1e+06 USD"),
+        ((*ONE, "--jobs", "99999999999"), "--jobs: must be at most 1024"),
+        ((*ONE, "--faults", "llama3", "--checkpoint-interval", "1e-320 s"), "give 1e-15 to 1e+12 s"),
+        (("goodput", "--log", "none.csv", "--nodes", "4", "--log-days", "1e-320"), "give 0.001 to 1e+06 d"),
+        (("goodput", "--log", "none.csv", "--nodes", "9" * 400), "give 1 to 1,048,576 nodes"),
+        ((*SMALL, "--log", "none.csv", "--log-nodes", "4", "--log-days", "1e-320"), "give 0.001 to 1e+06 d"),
         ((*TWO, "--shares", "0.5,0.4"), "--shares: sum to 0.9"),
         ((*TWO, "--shares", "0.5"), "--shares: 2 checkpoints, 2 restarts and 1 shares"),
         ((*TWO, "--shares", "half,half"), "are no numbers"),
@@ -336,9 +348,6 @@ def test_profiles_are_shown(cli: Cli) -> None:
     assert "megascale" in cli("show", "faults").stdout
     assert "0.0065" in cli("show", "faults", "rsc-1").stdout
     assert json.loads(cli("show", "faults", "delta", "--json").stdout)["name"] == "delta"
-
-
-ONE = ("estimate", "llama3-8b", "h100-hgx", "--nodes", "8", "--strategy", "tp=2", "--no-replay")
 
 
 def test_a_price_alone_gives_dollars_and_gpu_hours_without_failures(cli: Cli) -> None:

@@ -25,6 +25,7 @@ from mofa.cost.breakdown import TIME_COMPONENTS
 from mofa.cost.physical_steps import refuse_unphysical_steps
 from mofa.errors import SpecError
 from mofa.faults.calculator import calculate_goodput
+from mofa.measure.records import RunRecord
 from mofa.report.save import csv_bytes
 from mofa.report.tables import make_console, markdown_table, print_table
 from mofa.search.space import max_pipeline_stages
@@ -45,6 +46,8 @@ from mofa.specs.write_files import (
     check_writable,
     write_file_atomically,
 )
+from mofa.validate.hosts import MachineHosts
+from mofa.validate.published import PublishedFile
 from tests.cli.conftest import Cli
 from tests.committed import read_yaml, yaml_text
 
@@ -74,6 +77,10 @@ def _attention(gpu: Any, **form: object) -> None:
     next(iter(gpu["curves"]["attention"].values()))["form"].update(form)
 
 
+def _form(gpu: Any, family: str, key: str = "bf16", **form: object) -> None:
+    gpu["curves"][family][key]["form"].update(form)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -85,6 +92,18 @@ def _attention(gpu: Any, **form: object) -> None:
         (lambda g, n: g["curves"]["gemm"]["bf16"]["form"].update(tiles=[[128, 128, 2e15]]), "above peak_flops"),
         (lambda g, n: _attention(g, unit_s=1e-12), "above peak_flops"),
         (lambda g, n: g["curves"]["stream"]["default"]["form"].update(bytes_per_s=1e15), "above memory_bandw"),
+        (lambda g, n: _form(g, "gemm", bytes_per_s=1e13), "gemm.bf16.form.bytes_per_s reaches 10 TB/s, over 2 times"),
+        (lambda g, n: _form(g, "grouped_gemm", bytes_per_s=1e13), "grouped_gemm.bf16.form.bytes_per_s reaches"),
+        (lambda g, n: _form(g, "multi_stream", bytes_per_s=1e14), "multi_stream.bf16.form.bytes_per_s reaches"),
+        (lambda g, n: _form(g, "multi_stream", added_bytes_per_s=1e13), "multi_stream.bf16.form.added_bytes_per_s"),
+        (lambda g, n: _form(g, "multi_stream", slower=0.5), "multi_stream.bf16 reaches"),
+        (lambda g, n: _form(g, "multi_stream", slower=0.001), "multi_stream.bf16.form.slower (0.001)"),
+        (lambda g, n: _attention(g, bytes_per_s=1e15), "bytes_per_s reaches 1000 TB/s, over 32 times"),
+        (lambda g, n: _form(g, "stream", "default", missed_bytes_per_s=1e13), "missed_bytes_per_s reaches 10 TB/s"),
+        (lambda g, n: _form(g, "stream", "default", bytes_per_element=1e-300), "form.bytes_per_element (1e-300)"),
+        (lambda g, n: _form(g, "gemm", floor_s=True), "gemm.bf16.form.floor_s (True) must be a number"),
+        (lambda g, n: _form(g, "gemm", tiles=[[128, True, 8e14]]), "gemm.bf16.form.tiles[0][1] (True) must be a whole"),
+        (lambda g, n: n["nic"].update(num_per_node=True), "nic.num_per_node (True) must be a whole number"),
         (lambda g, n: g["curves"]["gemm"]["bf16"].update(sustained=0.3, alone=1.0), "sustained (0.3)"),
         (lambda g, n: n["collectives"]["all_gather 2"]["form"].update(protocols=[[-1e-6, 1e11]]), "protocols[0][0]"),
         (lambda g, n: n["collectives"]["all_gather 2"]["form"].update(protocols=[[1e-6, 1e13]]), "over 2 times"),
@@ -137,7 +156,21 @@ def _unbounded(annotation: Any, field: FieldInfo | None, seen: set[type], path: 
     return [w for inner in members if not isinstance(inner, str) for w in _unbounded(inner, shared, seen, path)]
 
 
-@pytest.mark.parametrize("cls", [WorkloadSpec, GpuSpec, NodeSpec, FrameworkSpec, FaultSpec, RunSpec, StrategySpec])
+@pytest.mark.parametrize(
+    "cls",
+    [
+        WorkloadSpec,
+        GpuSpec,
+        NodeSpec,
+        FrameworkSpec,
+        FaultSpec,
+        RunSpec,
+        StrategySpec,
+        RunRecord,
+        PublishedFile,
+        MachineHosts,
+    ],
+)
 def test_every_number_of_a_file_has_two_bounds(cls: type[BaseModel]) -> None:
     assert _numbers(cls, set(), cls.__name__) == []
 

@@ -129,5 +129,7 @@ def test_kinds_of_a_log_by_name_and_by_path(tmp_path: Path) -> None:
     odd = read_failure_log(write(tmp_path, "node,time,kind\na,0,gpu\n"))
     with pytest.raises(SpecError, match="kind gpu is none of llama3's; write one of hardware of a node, network"):
         fault_profile_with_log(load_faults("llama3"), odd, 8, days=2)
+    with pytest.raises(SpecError, match=r"--log: its rate: is .* failures per node-day; give 1e-09 to 1e[+]09"):
+        fault_profile_with_log(load_faults("llama3"), one, 10**6, days=1e6)
     with pytest.raises(SpecError, match="has no reliability"):
         fault_profile_with_log(FaultSpec(name="bare", source="a test"), odd, 8, days=2)

@@ -12,21 +12,28 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from tests.fuzz.mutations import HOSTILE, mutated_lines
+from tests.fuzz.mutations import HOSTILE, extreme, mutated_lines
+from tests.fuzz.number_paths import OF_FAULTS, drawn_setting
 from tests.fuzz.readers import MEGATRON, PATHS, STRATEGY, TOML, kinds, written
 from tests.fuzz.run import Findings
 
 LONGEST_S = 60.0
 """Of a command. [s]"""
 STATUSES = (0, 2, 3)
+COMMANDS = (
+    "estimate", "estimate", "estimate", "plan", "goodput", "scaling", "balance", "trace", "export", "show", "calibrate",
+    "attribute", "chunks", "file", "file",
+)  # fmt: skip
 COSTED = ("estimate", "plan", "trace", "export")
+LONG = ("estimate", "plan", "scaling")
+"""Commands that take options of long runs; `scaling` is `goodput` of a job."""
+LOG = "node,time,kind,until\n" + "".join(f"n{i % 3},2025-01-{i + 1:02d}T00:00:00,node,\n" for i in range(25))
 
 
 def drawn_command(draw: random.Random, scratch: Path) -> list[str]:
     """One command line, with options and files that may be broken."""
     scratch.mkdir(parents=True, exist_ok=True)
-    command = draw.choice(["estimate", "estimate", "estimate", "plan", "goodput", "balance", "trace", "export", "show",
-                           "calibrate", "attribute", "chunks", "file", "file"])  # fmt: skip
+    command = draw.choice(COMMANDS)
     workload = _mostly(draw, ["llama3-8b", "mixtral-8x7b"], ["nothing", ""])
     machines = [workload, _mostly(draw, ["h100-hgx", "h200-hgx"], ["nothing"]), "--gpus", _number(draw, "8")]
     strategy = mutated_lines(draw, STRATEGY) if draw.random() < 0.3 else draw.choice(["tp=2", "pp=2", "tp=4 pp=2"])
@@ -37,39 +44,83 @@ def drawn_command(draw: random.Random, scratch: Path) -> list[str]:
                _number(draw, "16"), "--seq-len", _number(draw, "512")]  # fmt: skip
     elif command == "plan":
         out = ["plan", *machines, "--no-replay", "--quiet", "--seq-len", _number(draw, "512"), "--global-batch", "16",
-               "--top", _number(draw, "3"), "--max", "tp=2 pp=2 vpp=1"]  # fmt: skip
+               "--top", _number(draw, "3"), "--max", "tp=2 pp=2 vpp=1",
+               "--refine-seconds", _number(draw, "0")]  # fmt: skip
     elif command == "goodput":
         out = ["goodput", "--mtbf", _time(draw), "--checkpoint", _time(draw), "--restart", _time(draw), "--runs",
                _number(draw, "10"), "--days", _number(draw, "5"), "--shape",
-               draw.choice(["1", "0.5", "x", "0.2"])]  # fmt: skip
+               draw.choice(["1", "0.5", "x", "0.2"]), "--seed", _number(draw, "3")]  # fmt: skip
+        if draw.random() < 0.3:
+            out += ["--checkpoint-interval", _time(draw)]
+    elif command == "scaling":
+        out = ["goodput", workload, "h100-hgx", "--gpus", draw.choice(["16", "16..64"]), "--faults", "llama3",
+               "--quiet", "--global-batch", "64", "--seq-len", "512", "--strategy", "tp=2"]  # fmt: skip
     elif command == "balance":
-        out = ["balance", "--experts", _number(draw, "16"), "--ep", _number(draw, "4"), "--routing",
+        out = ["balance", "--experts", _number(draw, "16"), "--gpus", "8", "--ep", _number(draw, "4"), "--routing",
                draw.choice(["zipf:0.5", "balanced", "zipf:x", "dirichlet:1e-9", "lognormal:9e9", "zipf:nan"]),
-               "--micro-batches", _number(draw, "4"), "--assignments", _number(draw, "4096"), "--quiet"]  # fmt: skip
+               "--micro-batches", _number(draw, "4"), "--assignments", _number(draw, "4096"), "--quiet",
+               "--capacity-factor", _number(draw, "1.2"), "--threshold", _number(draw, "1.5"), "--interval",
+               _number(draw, "2"), "--seed", _number(draw, "1")]  # fmt: skip
     elif command == "trace":
         out = ["trace", *machines, "--strategy", strategy, "--out", str(scratch / "t.json"), "--global-batch", "16",
-               "--seq-len", "512", "--jitter", _number(draw, "0.1"), "--micro-batches", _number(draw, "1")]  # fmt: skip
+               "--seq-len", "512", "--jitter", _number(draw, "0.1"), "--micro-batches", _number(draw, "1"),
+               "--seed", _number(draw, "2")]  # fmt: skip
     else:
         out = {
             "export": ["export", *machines, "--to", draw.choice(["megatron", "torchtitan", "x"]), "--strategy",
                        strategy, "--no-replay", "--global-batch", "16"],
-            "show": ["show", draw.choice(["models", "hardware", "workload", "x"]), draw.choice(["llama3-8b", "x", ""])],
+            "show": ["show", *draw.choice([["models"], ["hardware", "h100-hgx"], ["hardware", "x"],
+                                          ["faults", "llama3"], ["workload", workload],
+                                          ["frameworks", "megatron"], ["x"], [""]])],
             "calibrate": ["calibrate", draw.choice(["check", "fit", "nccl"]), str(scratch / "none"), "--name", "x"],
             "attribute": ["attribute", str(scratch / "none.json"), "llama3-8b"],
-            "chunks": ["chunks", workload, "h100-hgx", "--gpus", _number(draw, "8"), "--strategy", "ep=4"],
+            "chunks": ["chunks", workload, "h100-hgx", "--gpus", _number(draw, "8"), "--strategy", "ep=4",
+                       "--window", _number(draw, "5"), "--headroom", _number(draw, "1.1")],
         }[command]  # fmt: skip
     for _ in range(draw.choice([0, 0, 1, 2]) if command in COSTED else 0):
         places = [str(scratch / "x.json"), "/", "", "x" * 300, "/proc/x", str(scratch)]
         out += draw.choice(
             [
                 ["--set", f"{draw.choice(PATHS)}={_text(draw)}"],
-                ["--set", f"{draw.choice(PATHS)}={_text(draw)}"],
+                ["--set", "=".join(drawn_setting(draw))],
+                ["--set", "=".join(drawn_setting(draw))],
+                ["--memory-limit", f"{_number(draw, '40')} GB"],
+                ["--jobs", _number(draw, "1")] if command != "trace" else [],
                 ["--framework", _mostly(draw, ["megatron", "torchtitan"], ["x"])],
-                ["--host-issue", _mostly(draw, ["6us"], ["1h", "x"])],
+                ["--host-issue", f"{_number(draw, '6')} us"],
                 ["--json-file", draw.choice(places)] if command in ("estimate", "plan") else [],
             ]
         )
+    for _ in range(draw.choice([0, 1, 1, 2]) if command in LONG else 0):
+        out += _long_run_option(draw, scratch)
     return [word.replace("\0", "?").encode(errors="replace").decode() for word in out]
+
+
+def _long_run_option(draw: random.Random, scratch: Path) -> list[str]:
+    """An option about long runs, with the profile that it needs."""
+    path = draw.choice(list(OF_FAULTS))
+    unit = OF_FAULTS[path].partition(" ")[2]
+    (scratch / "log.csv").write_text(LOG)
+    log = ["--log", str(scratch / "log.csv"), "--log-nodes", _number(draw, "64"), "--faults", "llama3"]
+    return draw.choice(
+        [
+            ["--storage", _rate(draw)],
+            ["--storage", f"{_rate(draw)}, {_rate(draw)}"],
+            ["--price", extreme(draw)],
+            [*log, "--log-days", extreme(draw)],
+            log,
+            ["--faults", draw.choice(["llama3", "rsc-1", "x"]), "--set", f"{path}={extreme(draw, unit)}"],
+            ["--faults", "llama3", "--checkpoint-interval", extreme(draw, "s")],
+            ["--faults", "llama3", "--spares", draw.choice([extreme(draw), "1 outside", "outside"])],
+            ["--faults", "llama3", "--recovery", draw.choice(["replica", "checkpoint"]), "--storage", _rate(draw)],
+            ["--faults", "llama3", "--checkpoint-mode", draw.choice(["async", "peer", "three-level"])],
+            ["--tokens", extreme(draw)],
+        ]
+    )
+
+
+def _rate(draw: random.Random) -> str:
+    return extreme(draw, "B/s") if draw.random() < 0.5 else "2 TB/s"
 
 
 def _of_file(draw: random.Random, scratch: Path) -> list[str]:
@@ -86,6 +137,7 @@ def _of_file(draw: random.Random, scratch: Path) -> list[str]:
         "faults": ["goodput", "--faults", str(path), "--checkpoint", "60s", "--restart", "600s", "--gpus", "1K",
                    "--runs", "10", "--days", "1"],
         "run": ["estimate", str(path), "--no-replay", "--quiet"], "runs": ["estimate", str(path), "--no-replay"],
+        "sweep": ["sweep", str(path), "--out", str(scratch / "sweep"), "--jobs", "1", "--quiet"],
         "events": ["goodput", "--log", str(path), "--log-nodes", "100"],
         "trace": ["attribute", str(path), "llama3-8b"], "kernels": ["attribute", str(path), "llama3-8b"],
         "nccl": ["calibrate", "nccl", str(path), "--profile", str(scratch / "n.yaml")],
@@ -103,11 +155,11 @@ def _mostly(draw: random.Random, sound: list[str], others: list[str]) -> str:
 
 
 def _number(draw: random.Random, sound: str) -> str:
-    return sound if draw.random() < 0.95 else draw.choice(["0", "-1", "x", "²", "1e400", "9" * 30, "nan", "3", ""])
+    return sound if draw.random() < 0.93 else draw.choice([extreme(draw), "3"])
 
 
 def _time(draw: random.Random) -> str:
-    odd = ["0s", "1e-9 s", "-1 s", "nan s", "1e400 s", "x", "1e21 s"]
+    odd = ["0s", "1e-9 s", "1e21 s", extreme(draw, "s"), extreme(draw, "d")]
     return _mostly(draw, ["5min", "1h", "1e15 d", "6h", "30 s"], odd)
 
 

@@ -11,17 +11,15 @@ from typing import Any
 import mofa
 from mofa.errors import MofaError, StrategyError
 from mofa.plan.result import Plan
-from mofa.specs.load import load_cluster, load_framework, load_workload
+from mofa.specs.load import load_cluster, load_framework, load_workload, parse_set_options
+from tests.fuzz.invariants import BrokenInvariant, expect
+from tests.fuzz.number_paths import drawn_setting
 from tests.fuzz.run import Findings, judge
 
 WORKLOADS = ("llama3-8b", "mixtral-8x7b", "deepseek-v3")
 NODES = ("h100-hgx", "a100-hgx", "h200-hgx", "b200-hgx")
 FRAMEWORKS = ("megatron", "megatron-local", "torchtitan")
 ROUNDING = 1e-9
-
-
-class BrokenInvariant(Exception):
-    """Something does not hold of a plan."""
 
 
 def drawn_job(draw: random.Random) -> dict[str, Any]:
@@ -48,7 +46,15 @@ def drawn_job(draw: random.Random) -> dict[str, Any]:
         "workload": workload, "overrides": model, "seq_len": cp * tp * draw.choice([128, 256, 1024, 4096]),
         "global_batch": dp * micro * draw.choice([1, 2, pp, 4 * pp]), "node": node,
         "gpus": gpus, "strategy": strategy, "framework": draw.choice(FRAMEWORKS),
+        "extreme": drawn_extremes(draw) if draw.random() < 0.4 else {},
     }  # fmt: skip
+
+
+def drawn_extremes(draw: random.Random) -> dict[str, dict[str, object]]:
+    """One to three facts of the machines and the framework far from what they are, by root and path."""
+    roots = [draw.choice(["hardware.", "hardware.", "framework."]) for _ in range(draw.choice([1, 1, 2, 3]))]
+    settings = [drawn_setting(draw, root) for root in roots]
+    return parse_set_options([f"{path}={value or 0}" for path, value in settings])
 
 
 def plan_of(job: dict[str, Any], *, hardware: dict[str, object] | None = None, replay: bool = False) -> Plan:
@@ -56,14 +62,18 @@ def plan_of(job: dict[str, Any], *, hardware: dict[str, object] | None = None, r
     workload = load_workload(
         job["workload"], seq_len=job["seq_len"], global_batch=job["global_batch"], overrides=job["overrides"]
     )
-    cluster = load_cluster(job["node"], job["gpus"], hardware)
-    return mofa.estimate(workload, cluster, job["strategy"], framework=load_framework(job["framework"]), replay=replay)
+    extreme = job["extreme"]
+    cluster = load_cluster(job["node"], job["gpus"], {**extreme.get("hardware", {}), **(hardware or {})})
+    framework = load_framework(job["framework"], extreme.get("framework", {}))
+    return mofa.estimate(workload, cluster, job["strategy"], framework=framework, replay=replay)
 
 
 def check_job(job: dict[str, Any], draw: random.Random) -> None:
     """Estimate a job, and hold what must hold of it against it."""
     plan = plan_of(job)
     check_plan(plan)
+    if job["extreme"]:
+        return
     if draw.random() < 0.3:
         check_plan(plan_of(job, replay=True))
     if draw.random() < 0.5:
@@ -74,7 +84,8 @@ def check_job(job: dict[str, Any], draw: random.Random) -> None:
 
 def check_plan(plan: Plan) -> None:
     """Sums, signs and finite numbers."""
-    numbers = {"step_s": plan.step_s, **plan.time.exposed, "tokens": plan.tokens_per_s_per_gpu}
+    numbers = {"step_s": plan.step_s, "tokens": plan.tokens_per_s_per_gpu}
+    numbers.update((str(name), value) for name, value in plan.time.exposed.items())
     for name, value in numbers.items():
         expect(math.isfinite(value) and value >= 0.0, f"{name} is {value}")
     expect(plan.step_s > 0.0, f"step is {plan.step_s}")
@@ -131,19 +142,17 @@ def check_searched(job: dict[str, Any], plan: Plan) -> None:
     expect(math.isclose(same[0].step_s, plan.step_s, rel_tol=1e-9), f"{same[0].step_s} s searched, {plan.step_s} s")
 
 
-def expect(holds: bool, words: str) -> None:
-    """Raise unless something holds."""
-    if not holds:
-        raise BrokenInvariant(words)
-
-
 def fuzz_jobs(findings: Findings, draw: random.Random, scratch: Path, *, inputs: int, until: float) -> None:
     """Estimate so many random jobs, or until the clock says so; illegal ones are refused in words."""
     for _ in range(inputs):
         if time.monotonic() > until:
             return
-        job, seed = drawn_job(draw), draw.random()
-        judge(findings, "job", repr(job).encode(), lambda job=job, seed=seed: check_job(job, random.Random(seed)))  # type: ignore[misc]
+        try:
+            job, seed = drawn_job(draw), draw.random()
+        except MofaError:  # an extreme value that is none at all
+            continue
+        kind = "job with extremes" if job["extreme"] else "job"
+        judge(findings, kind, repr(job).encode(), lambda job=job, seed=seed: check_job(job, random.Random(seed)))  # type: ignore[misc]
 
 
 __all__ = ["BrokenInvariant", "MofaError", "StrategyError", "check_job", "check_plan", "drawn_job", "fuzz_jobs"]

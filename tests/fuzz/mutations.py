@@ -13,10 +13,44 @@ HOSTILE: tuple[Any, ...] = (
     "nul\0", "\ud800", "模型", [], {}, [[]], [None], [-1], {"value": -1}, {"x": 1}, [1] * 50,
 )  # fmt: skip
 """Values that no field is made for, or few."""
+EXTREME = (
+    "0", "-0.0", "-1", "1e-320", "5e-324", "-1e-320", "2.2e-308", "1e-300", "1e-30", "1e-12", "1e-6", "0.001", "0.5",
+    "1", "2", "50", "1000", "1e9", "1e12", "1e18", "1e30", "1e33", "1e34", "1e300", "1.7e308", "1e400", "-1e300", "nan",
+    "inf", "-inf", "true", "false", "yes", "99999999999", "9" * 30, "9" * 400, "1_000", "0x10", "", "x", "²",
+)  # fmt: skip
+"""Numbers as words of a command line: tame, huge, tiny, subnormal, negative, none, and truths in their place."""
 TAGS = ("!!timestamp x", "!!bool maybe", "!!int x", "!!float x", "!!binary é", "!!set {a, b}", "!!omap [b]", "!!null x",
         "!!python/object:os.system x", "&a [*a]", "*a", "<<: 3", "0x" + "f" * 500, "1:2:3", "2001-99-99", "? [a]",
         "2020-01-01", "!!str", "{", "]", "'", "%", "@", "- - - -", "|2", "\t")  # fmt: skip
 """Scalars of YAML that constructors stumble over, and broken ones."""
+
+UNITS = (
+    "B",
+    "GB",
+    "GiB",
+    "B/s",
+    "GB/s",
+    "PB/s",
+    "Gbit/s",
+    "s",
+    "ms",
+    "ns",
+    "d",
+    "W",
+    "FLOP/s",
+    "TFLOPS",
+    "tokens",
+    "parsec",
+)
+
+
+def extreme(draw: random.Random, unit: str = "") -> str:
+    """One of :data:`EXTREME`, mostly with its unit where it has one."""
+    number = draw.choice(EXTREME)
+    if not unit:
+        return number
+    return f"{number} {unit if draw.random() < 0.9 else draw.choice(UNITS)}" if draw.random() < 0.95 else number
+
 
 Place = tuple[Any, ...]
 
@@ -41,6 +75,19 @@ def _parent(value: Any, place: Place) -> Any:
     return value
 
 
+def _extreme_value(draw: random.Random, value: Any) -> Any:
+    """An extreme number in a value's place: with its unit where that is text with one."""
+    if isinstance(value, str):
+        return extreme(draw, value.partition(" ")[2])
+    if draw.random() < 0.2:
+        return draw.random() < 0.5
+    try:
+        number = float(extreme(draw))
+    except ValueError:
+        return True
+    return int(number) if isinstance(value, int) and abs(number) < 1e300 else number
+
+
 def _scaled(draw: random.Random, value: Any) -> Any:
     """A number times a power of ten, or changed a little; of text with a unit the number."""
     if isinstance(value, bool) or value is None:
@@ -59,6 +106,19 @@ def _scaled(draw: random.Random, value: Any) -> Any:
     return value
 
 
+def truths_for_numbers(before: Any, after: Any, at: Place = ()) -> list[Place]:
+    """Places where mutated facts have true or false and the sound ones a number."""
+    if isinstance(after, bool):
+        return [at] if isinstance(before, (int, float)) and not isinstance(before, bool) else []
+    if isinstance(before, dict) and isinstance(after, dict):
+        pairs = [(key, before[key], after[key]) for key in before if key in after]
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        pairs = list(zip(range(len(before)), before, after, strict=True))
+    else:
+        return []
+    return [place for key, old, new in pairs for place in truths_for_numbers(old, new, (*at, key))]
+
+
 def mutated(draw: random.Random, value: Any, times: int | None = None) -> Any:
     """Nested facts with one to three of their values replaced, removed, scaled, moved, or wrapped."""
     out = copy.deepcopy(value)
@@ -71,7 +131,7 @@ def mutated(draw: random.Random, value: Any, times: int | None = None) -> Any:
         parent, key = _parent(out, place), place[-1]
         kind = draw.randrange(8)
         if kind < 3:
-            parent[key] = hostile(draw)
+            parent[key] = _extreme_value(draw, parent[key]) if draw.random() < 0.4 else hostile(draw)
         elif kind < 5:
             parent[key] = _scaled(draw, parent[key])
         elif kind == 5:

@@ -22,11 +22,14 @@ from mofa.routing.counts import CountedModel, read_counts
 from mofa.routing.placement_file import read_placement
 from mofa.specs.load import load_cluster, load_faults, load_framework, load_workload, parse_set_options, parse_strategy
 from mofa.specs.run_files import load_runs, resolve_run
+from mofa.specs.sweep_lists import load_sweep
 from mofa.validate.attribute import read_profile
 from mofa.validate.hosts import read_machine_hosts
 from mofa.validate.reference import reference_of_file
 from tests.committed import read_yaml
-from tests.fuzz.mutations import HOSTILE, mutated, mutated_bytes, mutated_lines, mutated_yaml
+from tests.fuzz.invariants import expect
+from tests.fuzz.mutations import HOSTILE, mutated, mutated_bytes, mutated_lines, mutated_yaml, truths_for_numbers
+from tests.fuzz.number_paths import drawn_setting, number_paths
 
 ROOT = Path(__file__).resolve().parents[2]
 Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -86,6 +89,11 @@ def _events(path: Path) -> None:
     read_failure_log(path).statistics(100, None)
 
 
+SWEEP = {
+    "models": ["llama3-8b"], "clusters": ["h100-hgx"], "gpus": [8, 16], "global_batch": ["16", "1M tokens"],
+    "seq_len": [512], "tokens": ["1T"], "faults": ["llama3"], "prices": [2.5], "storage": "2 TB/s, 4 TB/s",
+    "search": {"fast": True, "refine_seconds": 0.0, "fix": {"tp": 2}, "max": {"pp": 1}},
+}  # fmt: skip
 NCCL = {
     "args": ["all_reduce_perf"], "config": {"nthreads": 1, "ngpus": 2, "devices": [
         {"hostname": "h", "device_info": "NVIDIA H100"}]},
@@ -170,6 +178,7 @@ def kinds() -> tuple[Kind, ...]:
           for name in ("llama3", "rsc-1")),
         Kind("run", "run.yaml", run, _resolved),
         Kind("runs", "runs.yaml", {"runs": [run, {**run, "id": "s"}]}, _resolved),
+        Kind("sweep", "sweep.yaml", SWEEP, load_sweep),
         Kind("record", "measured/rec.yaml", read_yaml(record), _record, heavy=True),
         Kind("nccl json", "all_reduce_perf.json", NCCL, read_nccl_tests_output),
         Kind("nccl text", "all_reduce_perf.txt", NCCL_TEXT, read_nccl_tests_output),
@@ -237,7 +246,11 @@ STRATEGY = "tp=4 sp=true pp=2 vpp=2 cp=1 ep=1 etp=1 micro_batch=1 zero=1 recompu
 
 def read_option(draw: random.Random) -> Iterator[tuple[str, Callable[[], Any]]]:
     """One drawn option: its text, and what reads it."""
-    if draw.random() < 0.5:
+    kind = draw.random()
+    if kind < 0.4:
+        text = "=".join(drawn_setting(draw))
+        yield text, lambda: _apply(text)
+    elif kind < 0.7:
         value = str(_short(draw)) if draw.random() < 0.8 else f"!!bool {draw.randint(0, 9)}"
         text = f"{draw.choice(PATHS)}={value}"
         yield text, lambda: _apply(text)
@@ -263,3 +276,22 @@ def _apply(text: str) -> None:
         load_cluster("h100-hgx", 8, overrides["hardware"])
     if overrides["framework"]:
         load_framework("megatron", overrides["framework"])
+    path, _, value = text.partition("=")
+    truth = value.strip() in ("true", "false", "yes")
+    expect(not (truth and path in number_paths()), f"{path.rpartition('.')[2]} takes {value} for a number")
+
+
+UNCHECKED = frozenset(("facts", "in_place", "job", "fix", "world_size", "traceEvents"))
+"""What is not read, or checked where it is used."""
+COMPARED_AS_IT_STANDS = frozenset(("band", "strategy", "defaults", "workload", "cluster", "framework", "by_stage"))
+"""Of results that are compared, besides."""
+
+
+def read_and_check(kind: Kind, path: Path) -> None:
+    """Read a file, and hold against what is taken that true and false stand for no number."""
+    kind.read(path)
+    if not isinstance(kind.example, str) and path.suffix in (".yaml", ".json"):
+        after = json.loads(path.read_bytes()) if path.suffix == ".json" else read_yaml(path)
+        unchecked = UNCHECKED | (COMPARED_AS_IT_STANDS if kind.name.startswith("compared") else frozenset())
+        wrong = [place for place in truths_for_numbers(kind.example, after) if not unchecked.intersection(place)]
+        expect(not wrong, f"takes true or false for a number at {wrong[:1]}")

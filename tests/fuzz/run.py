@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mofa.errors import MofaError
-from tests.fuzz.readers import Kind, kinds, read_option, written
+from tests.fuzz.readers import Kind, kinds, read_and_check, read_option, written
 
 LONGEST_S = 20.0
 """Of reading one input. [s]"""
@@ -55,7 +55,7 @@ def fuzz_readers(
         data = written(draw, kind)
         path = scratch / kind.name.replace(" ", "-") / kind.file
         path.write_bytes(data)
-        judge(findings, kind.name, data, lambda kind=kind, path=path: kind.read(path))  # type: ignore[misc]
+        judge(findings, kind.name, data, lambda kind=kind, path=path: read_and_check(kind, path))  # type: ignore[misc]
 
 
 def judge(findings: Findings, kind: str, data: bytes, read: Callable[[], Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from time import monotonic
 
 import pytest
 
+from mofa.calibrate.fits.nccl_tests import read_nccl_tests_output
 from mofa.errors import SpecError
 from mofa.export.read_job import read_job
 from mofa.routing.counts import CountedModel, read_counts
@@ -16,8 +18,11 @@ from mofa.routing.placement_file import read_placement
 from mofa.specs.load import load_cluster
 from mofa.validate.attribute import read_profile
 from mofa.validate.reference import reference_of_file
+from tests.fuzz.commands import drawn_command
 from tests.fuzz.jobs import fuzz_jobs
-from tests.fuzz.readers import MEGATRON, TOML, kinds
+from tests.fuzz.mutations import truths_for_numbers
+from tests.fuzz.number_paths import drawn_setting, number_paths
+from tests.fuzz.readers import MEGATRON, NCCL, TOML, kinds
 from tests.fuzz.run import Findings, fuzz_readers
 
 FOREVER = float("inf")
@@ -44,7 +49,7 @@ def test_every_example_is_sound(tmp_path: Path) -> None:
 
 def test_random_jobs_keep_their_invariants(tmp_path: Path) -> None:
     findings = Findings()
-    fuzz_jobs(findings, random.Random(1), tmp_path, inputs=12, until=monotonic() + 60.0)
+    fuzz_jobs(findings, random.Random(2), tmp_path, inputs=24, until=monotonic() + 60.0)
     assert not findings.broken
     assert findings.accepted["job"]
 
@@ -63,6 +68,10 @@ def test_random_jobs_keep_their_invariants(tmp_path: Path) -> None:
          "of at least 1"),
         ("t.json", '{"traceEvents": [{"name": []}, {"cat": "kernel", "name": "x", "ts": 1, "dur": -1}]}', read_profile,
          "takes -1 us"),
+        ("k.json", '{"kernels_us": [[0, "gemm", 1.0, true]]}', read_profile, "True is no number"),
+        ("k.json", '{"kernels_us": [[true, "gemm", 1.0, 2.0]]}', read_profile, "True is no number"),
+        ("n.json", json.dumps(NCCL).replace('"time": 5.0', '"time": true'), read_nccl_tests_output, None),
+        ("n.json", json.dumps(NCCL).replace('"time": 25.0', '"time": true'), read_nccl_tests_output, "no nccl|True"),
         ("r.yaml", "measured: {}\nenvironment: {}\nrun: {framework: {}}\n", lambda p: reference_of_file(p, p.parent),
          "missing"),
     ],
@@ -76,6 +85,23 @@ def test_what_was_broken_before(
         return
     with pytest.raises(SpecError, match=words):
         read(tmp_path / name)
+
+
+def test_extreme_values_are_drawn_for_every_root(tmp_path: Path) -> None:
+    draw = random.Random(0)
+    for root in ("hardware.gpu.", "hardware.node.", "framework.", "workload."):
+        drawn = {drawn_setting(draw, root) for _ in range(50)}
+        assert len(drawn) > 30 and all(path.startswith(root) for path, _ in drawn)
+    assert number_paths()["hardware.gpu.curves.multi_stream.bf16.form.slower"]
+    options = {word for _ in range(400) for word in drawn_command(draw, tmp_path) if word.startswith("--")}
+    assert {"--storage", "--price", "--log-days", "--log-nodes", "--jobs", "--memory-limit", "--spares", "--headroom",
+            "--checkpoint-interval", "--refine-seconds", "--capacity-factor", "--threshold"} <= options  # fmt: skip
+
+
+def test_truths_in_place_of_numbers_are_found() -> None:
+    before = {"a": 1, "b": [1.0, {"c": 2}], "d": True, "e": "x"}
+    after = {"a": True, "b": [1.0, {"c": False}], "d": False, "e": True}
+    assert truths_for_numbers(before, after) == [("a",), ("b", 1, "c")]
 
 
 @pytest.mark.parametrize("value", ["inf", "1e-320", "0", "-1", "1e308"])

@@ -83,11 +83,11 @@ def fact(value: float) -> dict[str, object]:
         ("storage.write_bytes_per_s", "2 TB", "is no unit"),
         ("restart.repair_s", "-1 s", "must be at least 0"),
         ("checkpoint.mode", "sometimes", "must be"),
-        ("checkpoint.interval_s", "0 s", "greater than 0"),
+        ("checkpoint.interval_s", "0 s", "greater than or equal to"),
         ("checkpoint.copies", 1, "greater than or equal to 2"),
         ("spares", -1, "greater than or equal to 0"),
         ("price", {"usd_per_gpu_hour": fact(-2.0)}, "must be at least 0"),
-        ("power", {"pue": fact(0.9)}, "must be at least 1"),
+        ("power", {"pue": fact(0.9)}, r"pue \(0.9\) must be from 1 to 10"),
         ("reliabilty", {}, "did you mean reliability"),
     ],
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 from mofa.cost.kernels.fitted_forms import bus_bytes_per_payload_byte
 from mofa.errors import SpecError
 from mofa.specs.files import shown_value
-from mofa.specs.limited_reads import parse_json, read_bytes, utf8_text
+from mofa.specs.limited_reads import number_of_json, parse_json, read_bytes, utf8_text
 from mofa.specs.ranges import MAX_GPUS
 
 NAMES = {"all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
@@ -147,15 +147,18 @@ def _from_json(file: Path, text: str) -> NcclTestsRun:
     try:
         config, rows = document["config"], [r for r in document["results"] if r["out_of_place"] is not None]
         points = [
-            (int(r["size"]), float(r["out_of_place"].get("time", r["out_of_place"].get("cpu_time"))) / 1e6)
+            (
+                int(number_of_json(r["size"])),
+                number_of_json(r["out_of_place"].get("time", r["out_of_place"].get("cpu_time"))) / 1e6,
+            )
             for r in rows
         ]
         devices = config["devices"]
-        group = len(devices) * int(config["nthreads"]) * int(config["ngpus"])
+        group = len(devices) * int(number_of_json(config["nthreads"]) * number_of_json(config["ngpus"]))
         hosts = len({d["hostname"] for d in devices})
         gpu = str(devices[0]["device_info"]).strip()
         op = _op_of(file, str(document["args"][0]))
-        wrong = int(document.get("out_of_bounds", {}).get("count", 0))
+        wrong = int(number_of_json(document.get("out_of_bounds", {}).get("count", 0)))
         number = document.get("nccl_version")
         nccl = nccl_version_from_number(int(number)) if number is not None else None
     except SpecError:

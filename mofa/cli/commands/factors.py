@@ -47,7 +47,12 @@ def factors(
     ] = True,
     jobs: Annotated[
         int | None,
-        typer.Option("--jobs", min=1, help="Processes that search; by default as many as cores may be used, up to 4."),
+        typer.Option(
+            "--jobs",
+            min=1,
+            max=opt.MOST_PROCESSES,
+            help="Processes that search; by default as many as cores may be used, up to 4.",
+        ),
     ] = None,
     json: opt.Json = False,
     json_file: opt.JsonFile = None,

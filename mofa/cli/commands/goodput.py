@@ -285,8 +285,7 @@ def _record(log: Path, nodes: int | None, days: float | None) -> LogStatistics:
 
     if nodes is None:
         raise SpecError("--log-nodes: is missing; say how many nodes the log is of, those that never failed included")
-    if days is not None:
-        long_run.parse_at_least_zero("--log-days", days, "d")
+    long_run.check_log_watch(nodes, days)
     return read_failure_log(log).statistics(nodes, days)
 
 

@@ -35,7 +35,10 @@ def measure(
     ] = False,
     once: Annotated[bool, typer.Option("--once", help="Runs that are bound by the host are not repeated.")] = False,
     timeout: Annotated[
-        int, typer.Option("--timeout", metavar="S", min=1, help="Seconds after which a run is given up.")
+        int,
+        typer.Option(
+            "--timeout", metavar="S", min=1, max=opt.MOST_RUN_S, help="Seconds after which a run is given up."
+        ),
     ] = 300,
     logs: Annotated[
         Path | None, typer.Option("--logs", metavar="DIR", help="Keep there what runs without a result printed.")

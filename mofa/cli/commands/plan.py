@@ -57,6 +57,7 @@ def plan(
         typer.Option(
             "--refine-seconds",
             min=0.0,
+            max=opt.MOST_SEARCH_S,
             help="About how long the layouts of the best plans are searched for shorter steps; not with --faults.",
         ),
     ] = REFINE_SECONDS,

@@ -56,7 +56,12 @@ def report(
     host: opt.Host = None,
     refine_seconds: Annotated[
         float,
-        typer.Option("--refine-seconds", min=0.0, help="About how long the layouts of the best plans are searched."),
+        typer.Option(
+            "--refine-seconds",
+            min=0.0,
+            max=opt.MOST_SEARCH_S,
+            help="About how long the layouts of the best plans are searched.",
+        ),
     ] = REFINE_SECONDS,
     jobs: opt.Jobs = None,
     json: opt.Json = False,

@@ -35,7 +35,10 @@ def serve(
     refine_seconds: Annotated[
         float,
         typer.Option(
-            "--refine-seconds", min=0.0, help="How long layouts are searched behind each answer; not by default."
+            "--refine-seconds",
+            min=0.0,
+            max=opt.MOST_SEARCH_S,
+            help="How long layouts are searched behind each answer; not by default.",
         ),
     ] = 0.0,
     jobs: opt.Jobs = None,

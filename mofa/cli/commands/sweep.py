@@ -9,9 +9,6 @@ import typer
 
 from mofa.cli import options as opt
 
-MOST_PROCESSES = 1024
-"""Of one machine; more than any has cores. [-]"""
-
 
 def sweep(
     file: Annotated[
@@ -25,7 +22,7 @@ def sweep(
     ] = None,
     jobs: Annotated[
         int | None,
-        typer.Option("--jobs", min=1, max=MOST_PROCESSES, help="Processes here; by default one for each core."),
+        typer.Option("--jobs", min=1, max=opt.MOST_PROCESSES, help="Processes here; by default one for each core."),
     ] = None,
     json: opt.Json = False,
     json_file: opt.JsonFile = None,
@@ -58,7 +55,7 @@ def sweep(
     output.refuse_unwritable_places([file])
     with progress_bar(f"points of {Path(file).name}", enabled=not quiet) as progress:
         table = mofa.sweep(
-            file, out=folder, scheduler=scheduler, jobs=jobs or usable_cores(MOST_PROCESSES), progress=progress
+            file, out=folder, scheduler=scheduler, jobs=jobs or usable_cores(opt.MOST_PROCESSES), progress=progress
         )
     text = sweep_report(table).model_dump_json(indent=2) + "\n" if json or json_file is not None else ""
     output.show_result(

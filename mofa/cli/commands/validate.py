@@ -48,7 +48,10 @@ def validate(
     ] = None,
     out: opt.Out = None,
     processes: Annotated[
-        int | None, typer.Option("--processes", min=1, help="Runs predicted at once; by default one a core.")
+        int | None,
+        typer.Option(
+            "--processes", min=1, max=opt.MOST_PROCESSES, help="Runs predicted at once; by default one a core."
+        ),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar, and only the table of groups.")] = False,
 ) -> None:

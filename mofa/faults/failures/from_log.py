@@ -6,6 +6,7 @@ from mofa.errors import SpecError
 from mofa.faults.failures.events import FailureLog
 from mofa.specs.base import Fact
 from mofa.specs.faults import FailureKind, FaultSpec, ReliabilitySpec
+from mofa.specs.ranges import LEAST_FACTOR, MOST_FACTOR, number_within
 
 
 def fault_profile_with_log(faults: FaultSpec, log: FailureLog, num_nodes: int, days: float | None = None) -> FaultSpec:
@@ -35,6 +36,7 @@ def fault_profile_with_log(faults: FaultSpec, log: FailureLog, num_nodes: int, d
     if reliability is None:
         raise SpecError(f"{faults.name}: has no reliability, whose kinds say how a job comes back; add the section")
     rate, shape = log.failure_rate(num_nodes, days), log.weibull_shape()
+    number_within("--log: its rate", rate.rate_per_node_day, "failures per node-day", LEAST_FACTOR, MOST_FACTOR)
     source = f"a log of {rate.failures:,} failures in {rate.node_days:,.1f} node-days"
 
     def fact(value: float) -> Fact:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from mofa.errors import SpecError
 from mofa.routing.balance.flow_density import max_induced_density
 from mofa.routing.placement import Placement, placement_dealt_at_random, replica_counts
+from mofa.specs.ranges import MOST_LOAD_FACTOR
 
 FloatA = NDArray[np.float64]
 SAMPLES = 64
@@ -81,8 +82,10 @@ class PlacementAdaptationRule:
     def __post_init__(self) -> None:
         if self.interval < 1:
             raise SpecError(f"interval ({self.interval}) must be at least 1 micro-batch")
-        if not self.threshold >= 1:
-            raise SpecError(f"threshold ({self.threshold:g}) must be at least 1, the mean itself")
+        if not 1 <= self.threshold <= MOST_LOAD_FACTOR:
+            raise SpecError(
+                f"threshold ({self.threshold:g}) must be at least 1, the mean itself, and at most {MOST_LOAD_FACTOR:g}"
+            )
 
 
 def is_placement_check_due(done: int, interval: int) -> bool:

@@ -9,6 +9,7 @@ from mofa.errors import SpecError
 from mofa.routing.balance.communication_lp import TransferCosts
 from mofa.routing.balance.place import PlacementAdaptationRule
 from mofa.routing.placement import Placement, slots_per_gpu, symmetric_placement
+from mofa.specs.ranges import MOST_LOAD_FACTOR
 
 Solver = Literal["auto", "lp", "flow", "communication"]
 MAX_EXPERTS = 8192
@@ -46,8 +47,10 @@ class BalanceSetup:
             )
         if self.experts_per_gpu < 2:
             raise SpecError(f"ep ({self.ep}): a GPU holds one of {self.num_experts} experts, and needs two; lower ep")
-        if not self.capacity_factor > 0:
-            raise SpecError(f"capacity factor ({self.capacity_factor:g}) must be above 0")
+        if not 0 < self.capacity_factor <= MOST_LOAD_FACTOR:
+            raise SpecError(
+                f"capacity factor ({self.capacity_factor:g}) must be above 0 and at most {MOST_LOAD_FACTOR:g}"
+            )
         if self.placement is not None:
             self._check_placement(self.placement)
 

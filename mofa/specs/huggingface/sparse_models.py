@@ -59,7 +59,7 @@ def _yarn_scale(config: Config) -> float:
     if scaling.get("rope_type", scaling.get("type")) != "yarn":
         return 1.0
     factor = scaling.get("factor")
-    if not isinstance(factor, (int, float)) or not factor >= 1:
+    if not isinstance(factor, (int, float)) or isinstance(factor, bool) or not factor >= 1:
         raise ValueError(f"rope_scaling.factor ({shown_value(factor)}) is no factor of at least 1; correct it")
     return round(0.1 * math.log(factor) + 1.0, 4)
 
