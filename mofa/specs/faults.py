@@ -17,7 +17,7 @@ from mofa.specs.base import (
     Spec,
     UsdFact,
 )
-from mofa.specs.ranges import LEAST_SECONDS, MOST_PUE, MOST_SECONDS, Degree, SpareNodes
+from mofa.specs.ranges import LEAST_FACTOR, LEAST_SECONDS, MOST_PUE, MOST_SECONDS, Degree, SpareNodes
 from mofa.units import Seconds
 
 RecoveryPath = Literal["process", "node", "network"]
@@ -85,8 +85,11 @@ class ReliabilitySpec(Spec):
     def _check(self) -> Self:
         if (self.failures_per_node_day is None) == (not self.components):
             raise ValueError("failures_per_node_day and components: give one of the two")
-        if self.failures_per_node_day is not None and self.failures_per_node_day.value == 0:
-            raise ValueError("failures_per_node_day (0) must be above 0; leave reliability out where nothing fails")
+        if self.failures_per_node_day is not None and self.failures_per_node_day.value < LEAST_FACTOR:
+            raise ValueError(
+                f"failures_per_node_day ({self.failures_per_node_day.value:g}) must be at least {LEAST_FACTOR:g} / "
+                "(node day); leave reliability out where nothing fails"
+            )
         if self.counted_failures is not None and (self.components or self.counted_failures.value < 1):
             raise ValueError(f"counted_failures ({self.counted_failures.value:g}) must be at least 1 and belong to "
                              "failures_per_node_day; leave it out where the rate was not counted")  # fmt: skip

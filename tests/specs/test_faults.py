@@ -70,7 +70,8 @@ def fact(value: float) -> dict[str, object]:
     ("path", "value", "said"),
     [
         ("reliability.failures_per_node_day", -1.0, "must be at least 0"),
-        ("reliability.failures_per_node_day", 0.0, "must be above 0; leave reliability out"),
+        ("reliability.failures_per_node_day", 0.0, "must be at least 1e-09 / .*; leave reliability out"),
+        ("reliability.failures_per_node_day", 1e-30, r"\(1e-30\) must be at least 1e-09"),
         ("reliability.shape", fact(0.0), "from 0.1 to 10"),
         ("reliability.counted_failures", 0.0, "at least 1"),
         ("reliability.lemon_fraction", fact(0.1), "give both or none"),
