@@ -284,6 +284,26 @@ class StreamClocks:
             now = until
         return now + left / rate
 
+    def _slow_copies(self, start: float, end: float, slowdown: float) -> None:
+        """Let copies in flight on other streams, which take bandwidth as computing does, end later beside a launch."""
+        moved: dict[float, float] = {}
+        for begin, until, _, slows, _ in self.ops_in_flight:
+            since = max(begin, start)
+            if slows >= 1.0 and until > since:
+                beside_s = min((until - since) / (1.0 - slowdown), end - since)
+                moved[until] = until + slowdown * max(beside_s, 0.0)
+        if moved:
+            self._move_ends(moved)
+
+    def _move_ends(self, moved: dict[float, float]) -> None:
+        """Put ends of what is in flight later, and with them what is ready and free then."""
+        self.ops_in_flight = [
+            (begin, moved.get(until, until), family, slows, launched)
+            for begin, until, family, slows, launched in self.ops_in_flight
+        ]
+        self.streams = {name: moved.get(busy_until, busy_until) for name, busy_until in self.streams.items()}
+        self.ready = {name: (moved.get(made, made), family) for name, (made, family) in self.ready.items()}
+
     def _beside(self, step: SideStreamOp) -> None:
         _, seconds, issue, family, stream, reads, writes, slows, communicator, _, _ = step
         streams, ready = self.streams, self.ready
@@ -313,6 +333,8 @@ class StreamClocks:
             self.side_stream_s[family] += seconds
             if start < self.compute:
                 self._catch_up(start, end, step)
+            if 0.0 < slows < 1.0 and self.ops_in_flight:
+                self._slow_copies(start, end, slows)
             if is_communication_family(family) and end > self.compute:
                 launched = self.compute if NOW in reads else LONG_AGO
                 self.ops_in_flight.append((start, end, family, slows, launched))
@@ -374,11 +396,10 @@ class StreamClocks:
                 begins = max(begins, launched)
             if begins > begin:
                 moved[until] = until + begins - begin
-            flying.append((begins, moved.get(until, until), family, slows, launched))
+            flying.append((begins, until, family, slows, launched))
         if moved:
             self.ops_in_flight = flying
-            self.streams = {name: moved.get(busy_until, busy_until) for name, busy_until in self.streams.items()}
-            self.ready = {name: (moved.get(made, made), family) for name, (made, family) in self.ready.items()}
+            self._move_ends(moved)
 
     def wait_for_all_streams(self, family: int) -> None:
         """The computing stream waits for all others, as at the end of a step; nobody waits for activations' copies."""
