@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,11 +11,8 @@ from mofa.blocks.elementwise import max_of_array_rows
 from mofa.blocks.work import CollectiveKind
 from mofa.cost.block.host_clock import ClockAdvance
 from mofa.cost.kernels.collectives import collective_s
-from mofa.cost.kernels.compute import memory_bound_bytes_per_s
 from mofa.cost.kernels.topology import ProcessGroup, stacked_groups
 from mofa.cost.rank_rules import (
-    DDP_BUCKET_BYTES,
-    ddp_gradient_bytes_per_param,
     gathered_bytes_per_param,
     gradient_reducer,
     host_waits_at_exchanges,
@@ -25,8 +22,10 @@ from mofa.cost.rank_rules import (
 )
 from mofa.cost.rows import GatheredRows
 from mofa.cost.step_time.bucket_gathers import FirstStageBucketGathers, first_forward_clock_advance_behind_gathers
+from mofa.cost.step_time.communication_outside import CommunicationOutsideBlocks
 from mofa.cost.step_time.critical_path import DataParallelOncePerStep
-from mofa.cost.step_time.gradient_buckets import FilledBuckets, first_chunk_buckets, megatron_first_chunk_buckets
+from mofa.cost.step_time.ddp import ddp_communication
+from mofa.cost.step_time.gradient_buckets import FilledBuckets, megatron_first_chunk_buckets
 from mofa.cost.step_time.hybrid_sharding import exposed_and_hidden_replica_all_reduces_s, replica_all_reduce_s
 from mofa.cost.step_time.last_backwards import lost_and_hidden_beside_expert_reductions_s
 from mofa.cost.step_time.micro_batch import HostBoundPasses
@@ -40,40 +39,6 @@ from mofa.cost.step_time.slowdown_of_stages import slowdown_of_passes, slowdown_
 
 ArrayN = NDArray[np.float64]
 BoolN = NDArray[np.bool_]
-
-
-@dataclass(frozen=True)
-class CommunicationOutsideBlocks:
-    """Communication outside the tapes: its exposed and hidden seconds in a step, and what holds up each stage's first
-    forward. (n,), (n,), (n, R) [s]
-
-    ``once`` is what the pipeline's own path goes through, ``exposed_on_path`` about how much of it is exposed there;
-    through ``exposed_while_host_issues`` of ``exposed`` the host issues on. (n,)
-    """
-
-    exposed: ArrayN
-    hidden: ArrayN
-    before_forward: ArrayN
-    once: DataParallelOncePerStep | None = None
-    """Where a schedule has a closed form, of the rows whose host is late alone."""
-    first_forward: ClockAdvance | None = None
-    """Of these rows' first forwards, which gather. (late rows, R, 1)"""
-    exposed_on_path: ArrayN | float = 0.0
-    exposed_while_host_issues: ArrayN | float = 0.0
-    after_each_backward_s: ArrayN | float = 0.0
-    """What of it is behind each backward: the device waits, and the host goes on. (n,)"""
-    after_late_backward_s: ArrayN | None = None
-    """The same behind a backward whose device waits for its host all along, where it differs. (late rows,)"""
-    after_optimizer_s: ArrayN | float = 0.0
-    """Of it each stage's gathers between its optimizer and its next step; ``exposed`` has the longest. (n, R)"""
-    issued_beside_s: ArrayN | float = 0.0
-    """Seconds of each stage's gather beside a late host's issue of its first forward, in front of it. (n, R)"""
-    slower_first_forward_s: ArrayN | float = 0.0
-    """What computing loses in the first stage's first forward beside its gathers; ``exposed`` has it too. (n,)"""
-    waited_ahead_s: ArrayN | float = 0.0
-    """What gathers would hold up a single stage beyond ``before_forward``, were no host late; may be below 0. (n,)"""
-    beyond_path_s: ArrayN | float = 0.0
-    """What each stage's own reductions take beyond what ``exposed`` has of the awaited stage; may be below 0. (n, R)"""
 
 
 def _of_chunks(group: ProcessGroup) -> ProcessGroup:
@@ -108,7 +73,7 @@ def communication_outside_blocks(
     if sharing == "Megatron":
         return _megatron(rows, forward_s, backward_s, host_bound, (num_micro_batches, lead_s))
     if sharing == "DDP":
-        return _ddp(rows, backward_s, num_micro_batches, none, host_bound)
+        return ddp_communication(rows, backward_s, num_micro_batches, none, host_bound)
     if sharing == "none":
         return none
     if sharing == "FSDP by step":
@@ -196,9 +161,7 @@ def _megatron(
     worst = max_of_array_rows(np.maximum(reduce - before_b / vpp, 0.0))  # while stages ahead have backwards left
     own_s = reduce.copy()
     if fw.overlap_grad_reduce:
-        of_others_s, in_backward_s = np.zeros(len(reduce)), np.zeros_like(reduce)
-        if pp > 1 and vpp == 1:
-            of_others_s, in_backward_s = lost_and_hidden_beside_expert_reductions_s(rows)
+        of_others_s, in_backward_s = lost_and_hidden_beside_expert_reductions_s(rows)
         left_s = _after_last(reduce - in_backward_s, backward_s / vpp, before_b / vpp, pp, vpp)
         if vpp == 1:
             own_s = own_s - in_backward_s
@@ -443,56 +406,4 @@ def _pipelined_fsdp(
     lost = lost + computing_lost_beside_reductions_s(rows, reduces[:, 0], sums[:, 0], chunk_b, slow[:, 0], by_sums)
     return CommunicationOutsideBlocks(
         lost, hidden, np.zeros_like(forward_s), once, exposed_on_path=gathered + reduced, exposed_while_host_issues=lost
-    )
-
-
-def _ddp(
-    rows: GatheredRows, backward_s: ArrayN, num_micro_batches: ArrayN, none: CommunicationOutsideBlocks,
-    host_bound: HostBoundPasses | None,
-) -> CommunicationOutsideBlocks:  # fmt: skip
-    """DDP, which replicas without a shard group are as well: buckets of 100 MiB behind every backward.
-
-    The last to be reduced holds the embedding, whose gradient comes last and fills a bucket by itself. Every gradient
-    is copied into its bucket and back, 16 bytes an fp32 parameter (reducer.cpp, without ``gradient_as_bucket_view``).
-
-    A backward under a late host hides more: what is left behind it is counted for a host that is ahead, and for one
-    that the device waits for all along. Computing slower beside reductions then makes nothing later.
-    """
-    s, width = rows.shards, ddp_gradient_bytes_per_param(rows)
-    params = s.dense + s.expert
-    buckets = first_chunk_buckets(rows, np.full(len(params), DDP_BUCKET_BYTES / width), experts_separate=False)
-    sizes = buckets.sizes[0]
-    last_params = np.minimum(buckets.last_params, params[:, 0])
-    payloads = np.concatenate([sizes.shares * params[:, 0], last_params[None]]) * width
-    *each_s, last_s = collective_s("all_reduce", payloads, rows.groups["dp"], rows.costs.machine.network_fabric)
-    once, last_s = (sizes.numbers * each_s).sum(axis=0)[rows.grid_index], last_s[rows.grid_index]
-    params = params[rows.grid_index]
-    # the first bucket is full with the head's gradient; where reducing takes longer than computing, computing slower
-    # beside it makes nothing later
-    room, slow = (
-        np.maximum(backward_s[:, 0] - rows.costs.head.backward.total_s[rows.k], 0.0),
-        slowdown_of_stages(rows, "dp")[:, 0],
-    )
-    if host_bound is not None:
-        index, head, backward = host_bound.rows, rows.costs.head.backward.clocks, host_bound.with_full_queue[1]
-        on_device_s, late_s = backward.device_s[:, 0, 0], backward.device_behind_host_s[:, 0, 0]
-        room[index] = np.maximum(on_device_s - head[0, rows.k[index]], 0.0)
-        passes_s = (host_bound.forward.device_s + host_bound.backward.device_s)[:, :, 0]
-        slow[index] = slowdown_of_passes(rows, host_bound, passes_s, "dp")[:, 0]
-    beside = np.minimum(once - last_s, room / (1.0 - slow))
-    left_s = np.maximum(last_s + slow * beside, once - room)
-    copies = np.where(
-        rows.table.dp > 1, params[:, 0] * 4.0 * width / memory_bound_bytes_per_s(rows.cluster.gpu, "copy"), 0.0
-    )
-    each = left_s + copies
-    late_each = None
-    if host_bound is not None:
-        late_room = np.maximum(late_s - head[1, rows.k[index]], 0.0)
-        late_each = np.maximum(last_s[index], once[index] - late_room) + copies[index]
-    return CommunicationOutsideBlocks(
-        num_micro_batches * each,
-        num_micro_batches * np.minimum(once, room),
-        none.before_forward,
-        after_each_backward_s=each,
-        after_late_backward_s=late_each,
     )

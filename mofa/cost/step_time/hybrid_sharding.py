@@ -114,7 +114,11 @@ def _summed_after_s(rows: GatheredRows, backward_s: ArrayN) -> ArrayN:
     and summed behind that and the sum ahead of it.
     """
     lay, grid, layers, sums = rows.stage_layers, rows.grid_index, rows.layers, replica_sum_seconds(rows)
-    model, reduces, saved_s = rows.workload.model, piece_seconds(rows, pipelined=False), backward_savings_of_layers(rows)
+    model, reduces, saved_s = (
+        rows.workload.model,
+        piece_seconds(rows, pipelined=False),
+        backward_savings_of_layers(rows),
+    )
     counts = np.maximum(lay.layer_counts[:, :, 0], 1e-12)
     plain, full = (layers.backward_s[mode, rows.k] for mode in (rows.base_mode_index, rows.full_mode_index))
     of_kinds_s = (lay.base_mode[:, :, 0] * plain + lay.fully_recomputed[:, :, 0] * full) / counts  # (n, kinds)

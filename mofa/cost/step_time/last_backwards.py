@@ -21,9 +21,10 @@ ArrayN = NDArray[np.float64]
 
 def lost_and_hidden_beside_expert_reductions_s(rows: GatheredRows) -> tuple[ArrayN, ArrayN]:
     """What last backwards of all stages but the first lose, one behind the other as the pipeline drains, and how much
-    of each stage's reduction is beside its backward. (n,) and (n, R) [s]"""
-    expert = rows.params[1].sum(axis=2)  # (g, R)
-    if not np.any(expert):
+    of each stage's reduction is beside its backward; nothing under interleaving, where all ranks begin to reduce at
+    once. (n,) and (n, R) [s]"""
+    expert, stages = rows.params[1].sum(axis=2), rows.stage_layers.stages  # (g, R)
+    if stages.pp == 1 or stages.vpp > 1 or not np.any(expert):
         return np.zeros(len(rows.table)), np.zeros((len(rows.table), expert.shape[1]))
     group, scatters = rows.groups["efsdp"].with_indexed_arrays(np.s_[:, None]), reduce_scatters_gradients(rows)
     fabric, nbytes = rows.costs.machine.network_fabric, expert * reduced_bytes_per_param(rows)

@@ -49,9 +49,9 @@ class FsdpCollectiveSeconds:
 def piece_seconds(rows: GatheredRows, *, pipelined: bool = True) -> FsdpCollectiveSeconds:
     """What gathering and reducing a piece takes.
 
-    Dense and expert parameters go one after the other. Under pipelines, ahead of each reduction, or each copy where a rank has its
-    experts alone, the host writes down where gradients lie: 1.7 of the 2.1 ms that a layer takes behind the last
-    backward in tt4-pp2-ep2-dsv2lite-12l-skewed-traced (fitting half).
+    Dense and expert parameters go one after the other. Under pipelines, ahead of each reduction, or each copy where a
+    rank has its experts alone, the host writes down where gradients lie: 1.7 of the 2.1 ms that a layer takes behind
+    the last backward in tt4-pp2-ep2-dsv2lite-12l-skewed-traced (fitting half).
     """
     grids, lay = rows.grids, rows.stage_layers
     of_kinds = [layer_params(rows.workload.model, kind.moe) for kind in lay.stages.kinds]
@@ -83,7 +83,7 @@ def _gather_s(rows: GatheredRows, params: ArrayN) -> ArrayN:
 
 
 def _reduce_s(rows: GatheredRows, params: ArrayN, pipelined: bool) -> ArrayN:
-    """The reduction, or under pipelines what the host takes to write down where its gradients lie, if that is longer."""
+    """The reduction; under pipelines what the host takes to write down where its gradients lie, if that is longer."""
     reduce_s = _collectives_s(rows, "reduce_scatter", params, reduced_bytes_per_param(rows))
     if not pipelined:
         return reduce_s

@@ -17,13 +17,14 @@ from mofa.cost.rank_rules import gradient_reducer, host_waits_at_exchanges
 from mofa.cost.rows import GatheredRows
 from mofa.cost.step_time.bubble import num_exchanges_waited_for, one_f_one_b_s, pipeline_s
 from mofa.cost.step_time.combined_passes import PairedPasses, paired_passes
+from mofa.cost.step_time.communication_outside import CommunicationOutsideBlocks
 from mofa.cost.step_time.critical_path import (
     MOST_WALKED_ROUNDS,
     ComputationDurations,
     critical_path_and_host_waits_s,
     critical_path_s,
 )
-from mofa.cost.step_time.data_parallel import CommunicationOutsideBlocks, communication_outside_blocks
+from mofa.cost.step_time.data_parallel import communication_outside_blocks
 from mofa.cost.step_time.hand_over import hop_seconds, slowdown_beside_hops
 from mofa.cost.step_time.micro_batch import (
     HostBoundPasses,

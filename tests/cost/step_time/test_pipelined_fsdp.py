@@ -51,3 +51,12 @@ def test_a_device_that_waits_for_its_input_holds_up_gathers_beyond_the_launch_qu
     for _ in range(4):
         _add(walk, 4.0, 1.0, NEVER, NEVER, 0.0, kernels=512.0)
     assert walk.clocks()[0] == [[6.0]]
+
+
+def test_computing_loses_beside_gathers_of_pieces_behind() -> None:
+    """Three pieces of 4 s, issued at once: gathers of 2 s end at 2, 4 and 6 s. The first piece loses half of 2 s beside
+    the second gather, the second of what is left of the third."""
+    walk = _PiecesWalk.beginning(np.full((1, 1), 0.5))
+    for _ in range(3):
+        _add(walk, 2.0, 4.0, NEVER, NEVER, 0.0)
+    assert walk.clocks()[1] == [[2.0 + 4.0 + 1.0 + 4.0 + 1.0 + 4.0]]
