@@ -160,7 +160,7 @@ def test_spares_win_where_replacements_are_slow() -> None:
 
 def test_numbers_of_spares() -> None:
     assert search(facts(spares=3)).report.plans[0].spare_gpus == 24
-    never = search(facts(reliability__failures_per_node_day=1e-15)).report
+    never = search(facts(reliability__failures_per_node_day=1e-9)).report
     assert never.plans[0].spare_gpus == 0
     assert without_spares(NODES, 7, "x").num_gpus == 8
     with pytest.raises(SpecError, match="at most 7"):
