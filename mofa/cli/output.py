@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mofa.specs.shown_text import escape_file_text
+
 if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
@@ -72,7 +74,7 @@ class OutputOptions:
     def print_result(self, text: str, print_: Callable[[Console], None]) -> None:
         """Print a result, as JSON or as people read it."""
         if self.json:
-            sys.stdout.write(text)
+            sys.stdout.write(escape_file_text(text))
             return
         from mofa.report.tables import make_console
 

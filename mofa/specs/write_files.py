@@ -16,6 +16,7 @@ from pathlib import Path
 
 from mofa.errors import SpecError
 from mofa.specs.limited_reads import error_reason, was_read
+from mofa.specs.shown_text import escape_file_bytes
 
 _numbers = itertools.count()
 _set: ContextVar[dict[Path, bytes] | None] = ContextVar("set_of_files", default=None)
@@ -234,6 +235,7 @@ def write_all_or_none(files: Mapping[Path, bytes]) -> None:
     """Write files so that all of them appear, or none.
 
     All are written under temporary names first; signals that would end the process wait while they are renamed.
+    Control characters and marks of direction in a text, such as a name of a user, are written as escapes.
 
     Raises
     ------
@@ -253,12 +255,12 @@ def write_all_or_none(files: Mapping[Path, bytes]) -> None:
             temporary = target.with_name(f".mofa-{os.getpid()}-{_process_space()}-{next(_numbers)}.tmp")
             staged.append((place, temporary, target))
             with temporary.open("wb") as file:
-                file.write(content)
+                file.write(escape_file_bytes(content))
                 file.flush()
                 os.fsync(file.fileno())
         _rename(staged)
         for place, content in streams:
-            place.write_bytes(content)
+            place.write_bytes(escape_file_bytes(content))
     except SpecError:
         raise
     except (OSError, ValueError) as error:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import csv
 import io
+import json
 import os
 import re
 import subprocess
 import sys
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -383,6 +385,23 @@ def test_tables_escape_what_acts_on_a_terminal_or_a_spreadsheet() -> None:
     file = io.StringIO()
     print_table(make_console(file), ODD, (("a", "left"),), [[ODD]])
     assert not set("\x1b\x07\u202e") & set(file.getvalue())
+
+
+def test_written_files_hold_no_character_that_acts(cli: Cli, tmp_path: Path) -> None:
+    """Reports, launch scripts and JSON; what JSON says is the name as it is."""
+    raw, name = read_yaml(ROOT / "workloads/llama3-8b.yaml"), f"{ODD} \x7f\x85\U000e0041\r\0 模型"
+    (tmp_path / "odd.yaml").write_text(yaml.safe_dump({**raw, "name": name}))
+    result, report, job = tmp_path / "odd.json", tmp_path / "report", tmp_path / "job"
+    planned = cli("plan", str(tmp_path / "odd.yaml"), "h100-hgx", "--gpus", "8", "--fix", "tp=2 pp=1 micro_batch=1",
+                  "--top", "1", "--fast", "--json", "--json-file", str(result), "--out", str(report))  # fmt: skip
+    assert planned.returncode == 0, planned.stderr
+    for more in (("--out", str(job)), ()):
+        exported = cli("export", str(result), "--to", "megatron", *more)
+        assert exported.returncode == 0, exported.stderr
+    texts = [p.read_text() for p in (result, *report.iterdir(), *job.iterdir()) if p.suffix != ".png"]
+    for text in (*texts, planned.stdout, exported.stdout):
+        assert not {c for c in text if not c.isprintable() and unicodedata.category(c) != "Zs"} - set("\n\t")
+    assert json.loads(result.read_text())["workload"]["name"] == json.loads(planned.stdout)["workload"]["name"] == name
 
 
 def test_drawings_hold_no_control_characters() -> None:
