@@ -30,17 +30,18 @@ class OutputOptions:
     quiet: bool = False
 
     def refuse_unwritable_places(
-        self, inputs: Iterable[object] = (), files: Mapping[str, Path | None] | None = None
+        self, command: str, inputs: Iterable[object] = (), files: Mapping[str, Path | None] | None = None
     ) -> None:
         """Refuse places before the work is done: those that cannot be written, two that are one, and what is read.
 
-        ``inputs`` are what the command's other arguments name, ``files`` more places, by option.
+        ``inputs`` are what the other arguments of ``command`` name, ``files`` more places, by option.
         """
-        from mofa.specs.write_files import check_result_places
+        from mofa.specs.write_files import NAMES_BY_COMMAND, check_result_places
 
         check_result_places(
-            {"--json-file": self.json_file, "--csv": self.csv, **(files or {})}, {"--out": self.out}, inputs
-        )
+            {"--json-file": self.json_file, "--csv": self.csv, **(files or {})}, {"--out": self.out}, inputs,
+            NAMES_BY_COMMAND.get(command, ()),
+        )  # fmt: skip
 
     def show_result(
         self,
