@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mofa.cli.output import OutputOptions
+from mofa.specs.shown_text import escape_file_text
 
 if TYPE_CHECKING:
     from mofa.faults.calculator import GoodputCalculation
@@ -80,5 +81,5 @@ class GoodputOutputOptions(OutputOptions):
         """Write the JSON where it is asked for; whether it was printed."""
         self._write_json(text)
         if self.json:
-            sys.stdout.write(text)
+            sys.stdout.write(escape_file_text(text))
         return self.json

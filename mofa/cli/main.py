@@ -147,11 +147,14 @@ _PLACES = ("--out", "--json-file", "--csv", "--markdown", "--readme")
 
 
 def _refuse_empty_places(arguments: Sequence[str]) -> None:
-    """Refuse a place without a name, which would be the folder that one stands in."""
+    """Refuse a place without a name, which would be the folder that one stands in, and a file named as a folder."""
     for option, value in zip(arguments, [*arguments[1:], "."], strict=True):
         name, equals, text = option.partition("=")
-        if name in _PLACES and not (text if equals else value):
+        place = text if equals else value
+        if name in _PLACES and not place.strip():
             raise SpecError(f"{name}: is empty; name a place, such as . for this folder, or leave it out")
+        if name in _PLACES and name != "--out" and place.endswith(("/", os.sep)):
+            raise SpecError(f"{name} {place}: names a folder, and one file is written; name a file in it")
 
 
 def _fail(message: str, status: int) -> int:

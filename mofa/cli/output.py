@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mofa.specs.shown_text import escape_file_text
+
 if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
@@ -28,17 +30,18 @@ class OutputOptions:
     quiet: bool = False
 
     def refuse_unwritable_places(
-        self, inputs: Iterable[object] = (), files: Mapping[str, Path | None] | None = None
+        self, command: str, inputs: Iterable[object] = (), files: Mapping[str, Path | None] | None = None
     ) -> None:
         """Refuse places before the work is done: those that cannot be written, two that are one, and what is read.
 
-        ``inputs`` are what the command's other arguments name, ``files`` more places, by option.
+        ``inputs`` are what the other arguments of ``command`` name, ``files`` more places, by option.
         """
-        from mofa.specs.write_files import check_result_places
+        from mofa.specs.write_files import NAMES_BY_COMMAND, check_result_places
 
         check_result_places(
-            {"--json-file": self.json_file, "--csv": self.csv, **(files or {})}, {"--out": self.out}, inputs
-        )
+            {"--json-file": self.json_file, "--csv": self.csv, **(files or {})}, {"--out": self.out}, inputs,
+            NAMES_BY_COMMAND.get(command, ()),
+        )  # fmt: skip
 
     def show_result(
         self,
@@ -72,7 +75,7 @@ class OutputOptions:
     def print_result(self, text: str, print_: Callable[[Console], None]) -> None:
         """Print a result, as JSON or as people read it."""
         if self.json:
-            sys.stdout.write(text)
+            sys.stdout.write(escape_file_text(text))
             return
         from mofa.report.tables import make_console
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -16,16 +16,26 @@ from mofa.specs.regular_files import refuse_special_file
 
 _files_read: ContextVar[set[tuple[int, int]] | None] = ContextVar("files_read", default=None)
 """Files that a command has read, by device and inode; None where nobody asks."""
+_result_places: ContextVar[dict[tuple[int, int], str] | None] = ContextVar("result_places", default=None)
+"""Files that results will replace, by device and inode, with the words in which reading one is refused."""
 
 
 @contextmanager
 def remember_read_files() -> Iterator[None]:
     """While it lasts, files that are read are remembered, so that none of them is overwritten with a result."""
-    token = _files_read.set(set())
+    read, places = _files_read.set(set()), _result_places.set({})
     try:
         yield
     finally:
-        _files_read.reset(token)
+        _files_read.reset(read)
+        _result_places.reset(places)
+
+
+def expect_results_in(places: Mapping[tuple[int, int], str]) -> None:
+    """Refuse from now on to read files that results will replace, each with its own words: before the work is done."""
+    expected = _result_places.get()
+    if expected is not None:
+        expected.update(places)
 
 
 def was_read(path: Path) -> bool:
@@ -100,11 +110,15 @@ def read_bytes(path: str | Path, where: str, limit: int, advice: str = "check th
     try:
         with Path(path).open("rb") as file:
             status = os.fstat(file.fileno())
+            if words := (_result_places.get() or {}).get((status.st_dev, status.st_ino)):
+                raise SpecError(words)
             data = file.read(limit + 1)
     except FileNotFoundError:
         raise SpecError(f"{where}: no such file; check the path") from None
     except IsADirectoryError:
         raise SpecError(f"{where}: is a folder; name a file in it") from None
+    except SpecError:
+        raise
     except (OSError, ValueError) as error:
         raise SpecError(
             f"{where}: cannot be read ({error_reason(error)}); check the path and its permissions"

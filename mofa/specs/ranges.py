@@ -105,8 +105,9 @@ MAX_WIDTH = 2**24
 """Of a hidden or intermediate width, a head, a rank: a thousand times what models have. [-]"""
 MAX_GPUS = 2**20
 """Tables have a row for every way to cut the GPUs. [-]"""
-MAX_LAYERS = 10_000
-"""More layers than any model has; readers of lists of layers go no further. [layers]"""
+MAX_LAYERS = 1024
+"""Eight times those of the deepest models that are trained (Llama 3 405B: 126). A search plays up to 30 strategies, and
+their steps grow with the layers. Readers of lists of layers go no further. [layers]"""
 MAX_MTP_LAYERS = 64
 """Each is described, costed and played by itself on the last stage; DeepSeek-V3 has one. [layers]"""
 MOST_LOAD_FACTOR = 1024.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from functools import lru_cache
 
 FORMULA_BEGINS = ("=", "+", "-", "@", "\t", "\r")
@@ -33,6 +35,51 @@ def _escaped(character: str) -> str:
     if character.isspace() and ord(character) > 0x9F and character not in "\u2028\u2029":
         return " "  # a space of another width
     return character.encode("unicode_escape").decode("ascii")
+
+
+def escape_file_text(text: str) -> str:
+    r"""Text of a file, or a result on standard output, with what acts on a terminal or an editor written as in JSON.
+
+    These are control characters and marks of direction. Ends of lines, tabs and spaces of all widths stay, and what
+    JSON says stays the same.
+
+    Examples
+    --------
+    >>> print(escape_file_text('{"name": "a\u202e\x7f"}'))
+    {"name": "a\u202e\u007f"}
+    """
+    codes = {ord(c): _as_in_json(c) for c in set(text) if _acts(c)}
+    shown = text.translate(codes) if codes else text
+    return re.sub(r"\r(?!\n)", r"\\u000d", shown) if "\r" in shown else shown
+
+
+def escape_file_bytes(content: bytes) -> bytes:
+    """The same of what goes into a file; what is no text, such as a drawing, as it is.
+
+    Examples
+    --------
+    >>> escape_file_bytes(bytes([97, 27])), escape_file_bytes(bytes([0x89, 27]))
+    (b'a\\\\u001b', b'\\x89\\x1b')
+    """
+    if content.isascii() and not _ASCII_THAT_ACTS.search(content):
+        return content
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        return content
+    return escape_file_text(text).encode()
+
+
+_ASCII_THAT_ACTS = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]")
+
+
+def _acts(character: str) -> bool:
+    return not (character.isprintable() or character in "\n\t\r" or unicodedata.category(character) == "Zs")
+
+
+def _as_in_json(character: str) -> str:
+    units = character.encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{units[i : i + 4]}" for i in range(0, len(units), 4))
 
 
 def escape_spreadsheet_formula(text: str) -> str:

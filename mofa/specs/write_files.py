@@ -15,7 +15,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from mofa.errors import SpecError
-from mofa.specs.limited_reads import error_reason, was_read
+from mofa.specs.limited_reads import error_reason, expect_results_in, was_read
+from mofa.specs.shown_text import escape_file_bytes
 
 _numbers = itertools.count()
 _set: ContextVar[dict[Path, bytes] | None] = ContextVar("set_of_files", default=None)
@@ -23,13 +24,24 @@ _set: ContextVar[dict[Path, bytes] | None] = ContextVar("set_of_files", default=
 MASKED = {number for name in ("SIGINT", "SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)) is not None}
 """Signals that end a process; not every system has all."""
 
-NAMES_IN_FOLDERS = frozenset({
-    "balance.json", "check.json", "chunks.csv", "chunks.json", "compare.csv", "compare.json", "estimate.json",
-    "factors.csv", "factors.json", "feasible.csv", "goodput.csv", "goodput.json", "layers.csv", "memory.csv",
-    "placement.csv", "plan.json", "plans.csv", "points.csv", "rejected.csv", "runs.csv", "stage_times.csv",
-    "stages.csv", "time.csv", "validate.json",
-})  # fmt: skip
+_OF_PLANS = ("plans.csv", "time.csv", "memory.csv", "stages.csv")
+NAMES_BY_COMMAND: Mapping[str, frozenset[str]] = {
+    command: frozenset(names)
+    for command, names in {
+        "balance": ("balance.json", "layers.csv", "placement.csv"),
+        "check": ("check.json", "points.csv"),
+        "chunks": ("chunks.json", "chunks.csv"),
+        "compare": ("compare.json", "compare.csv"),
+        "estimate": ("estimate.json", "stage_times.csv", *_OF_PLANS),
+        "factors": ("factors.json", "factors.csv"),
+        "goodput": ("goodput.json", "goodput.csv"),
+        "plan": ("plan.json", "rejected.csv", "feasible.csv", *_OF_PLANS),
+        "report": ("plan.json", "rejected.csv", "feasible.csv", *_OF_PLANS),
+        "validate": ("validate.json", "runs.csv"),
+    }.items()
+}
 """Tables and results that commands write into the folder of ``--out``."""
+NAMES_IN_FOLDERS = frozenset().union(*NAMES_BY_COMMAND.values())
 
 
 def check_writable(path: Path, *, directory: bool = False) -> None:
@@ -113,8 +125,9 @@ def _shown(path: Path) -> str:
 
 
 def check_result_places(
-    files: Mapping[str, Path | None], directories: Mapping[str, Path | None], inputs: Iterable[object] = ()
-) -> None:
+    files: Mapping[str, Path | None], directories: Mapping[str, Path | None], inputs: Iterable[object] = (),
+    names: Iterable[str] = (),
+) -> None:  # fmt: skip
     """Refuse places of results that cannot be written, are one, or are what is read.
 
     Parameters
@@ -123,6 +136,12 @@ def check_result_places(
         By option.
     inputs
         What the other options name: whatever of it is a file is read.
+    names
+        What comes into the directories.
+
+    Notes
+    -----
+    What is read later, such as the GPU's file beside a node's, is refused as it is read.
 
     Raises
     ------
@@ -155,6 +174,17 @@ def check_result_places(
                 raise SpecError(f"{other} {file}: {option} names a directory there; name another file")
             if file is not None and _target(file).parent == folder and Path(file).name in NAMES_IN_FOLDERS:
                 raise SpecError(f"{other} {file}: {option} writes a file of that name there; name another")
+    expected = {
+        identity: f"{option} {path}: is a file that is read; name another place"
+        for option, path in files.items() if path is not None and (identity := _identity(path)) is not None
+    } | {
+        identity: f"{option} {folder}: writes {folder / name}, a file that is read; name another folder"
+        for option, folder in directories.items() if folder is not None
+        for name in names if (identity := _identity(folder / name)) is not None
+    }  # fmt: skip
+    for identity in expected.keys() & read.keys():
+        raise SpecError(expected[identity])
+    expect_results_in(expected)
 
 
 def _names(inputs: Iterable[object]) -> Iterator[str]:
@@ -234,6 +264,7 @@ def write_all_or_none(files: Mapping[Path, bytes]) -> None:
     """Write files so that all of them appear, or none.
 
     All are written under temporary names first; signals that would end the process wait while they are renamed.
+    Control characters and marks of direction in a text, such as a name of a user, are written as escapes.
 
     Raises
     ------
@@ -253,12 +284,12 @@ def write_all_or_none(files: Mapping[Path, bytes]) -> None:
             temporary = target.with_name(f".mofa-{os.getpid()}-{_process_space()}-{next(_numbers)}.tmp")
             staged.append((place, temporary, target))
             with temporary.open("wb") as file:
-                file.write(content)
+                file.write(escape_file_bytes(content))
                 file.flush()
                 os.fsync(file.fileno())
         _rename(staged)
         for place, content in streams:
-            place.write_bytes(content)
+            place.write_bytes(escape_file_bytes(content))
     except SpecError:
         raise
     except (OSError, ValueError) as error:

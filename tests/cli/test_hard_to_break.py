@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import csv
 import io
+import json
 import os
 import re
 import subprocess
 import sys
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,6 +42,7 @@ from mofa.specs.run import RunSpec
 from mofa.specs.strategy import StrategySpec
 from mofa.specs.workload import WorkloadSpec
 from mofa.specs.write_files import (
+    NAMES_BY_COMMAND,
     NAMES_IN_FOLDERS,
     all_files_or_none,
     check_result_places,
@@ -328,8 +331,9 @@ def test_why_a_path_cannot_be_reached_is_said(cli: Cli, tmp_path: Path) -> None:
     assert done.returncode == 2 and "symbolic links" in done.stderr
 
 
-def test_a_file_that_was_read_is_never_written(cli: Cli, tmp_path: Path) -> None:
-    """A GPU's file is read beside the node's and named nowhere."""
+def test_a_file_that_is_read_is_no_place_of_a_result(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's file is read beside the node's and named nowhere: refused as it is read, before any work."""
+    monkeypatch.setattr("mofa.estimate", lambda *_, **__: pytest.fail("work was done"))
     for kind, name in (("gpus", "h100-sxm"), ("nodes", "h100-hgx")):
         (tmp_path / kind).mkdir()
         (tmp_path / kind / f"{name}.yaml").write_text((ROOT / f"hardware_profiles/{kind}/{name}.yaml").read_text())
@@ -339,15 +343,36 @@ def test_a_file_that_was_read_is_never_written(cli: Cli, tmp_path: Path) -> None
         "estimate", "llama3-8b", str(tmp_path / "nodes/h100-hgx.yaml"), *JOB[1:], "--quiet", "--json-file", str(gpu)
     )
     assert ran.returncode == 2
-    assert "is a file that was read" in ran.stderr
+    assert f"--json-file {gpu}: is a file that is read; name another place" in ran.stderr
     assert gpu.read_bytes() == before
 
 
+def test_a_folder_of_results_that_holds_an_input_is_refused_before_work(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mofa.find_plans", lambda *_, **__: pytest.fail("work was done"))
+    job, other = tmp_path / "plans.csv", tmp_path / "job.yaml"
+    for path in (job, other):
+        path.write_text((ROOT / "workloads/llama3-8b.yaml").read_text())
+    ran = cli("plan", str(job), "h100-hgx", "--gpus", "8", "--out", str(tmp_path))
+    assert ran.returncode == 2
+    assert f"--out {tmp_path}: writes {job}, a file that is read; name another folder" in ran.stderr
+    check_result_places({}, {"--out": tmp_path}, [str(other)], NAMES_BY_COMMAND["plan"])
+    check_result_places({}, {"--out": tmp_path}, [str(job)], NAMES_BY_COMMAND["compare"])
+
+
 def test_an_empty_place_is_refused(cli: Cli) -> None:
-    for options in (("--out", ""), ("--out=",), ("--json-file", "")):
+    for options in (("--out", ""), ("--out=",), ("--json-file", ""), ("--out", " "), ("--csv=\t",)):
         ran = cli("estimate", "llama3-8b", *JOB, *options)
         assert ran.returncode == 2
         assert "is empty" in ran.stderr
+
+
+def test_a_file_that_is_named_as_a_folder_is_refused(cli: Cli, tmp_path: Path) -> None:
+    ran = cli("estimate", "llama3-8b", *JOB, "--json-file", f"{tmp_path}/new/")
+    assert ran.returncode == 2
+    assert "names a folder, and one file is written; name a file in it" in ran.stderr
+    assert not (tmp_path / "new").exists()
 
 
 def test_sets_of_files_appear_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -416,6 +441,23 @@ def test_tables_escape_what_acts_on_a_terminal_or_a_spreadsheet() -> None:
     file = io.StringIO()
     print_table(make_console(file), ODD, (("a", "left"),), [[ODD]])
     assert not set("\x1b\x07\u202e") & set(file.getvalue())
+
+
+def test_written_files_hold_no_character_that_acts(cli: Cli, tmp_path: Path) -> None:
+    """Reports, launch scripts and JSON; what JSON says is the name as it is."""
+    raw, name = read_yaml(ROOT / "workloads/llama3-8b.yaml"), f"{ODD} \x7f\x85\U000e0041\r\0 模型"
+    (tmp_path / "odd.yaml").write_text(yaml.safe_dump({**raw, "name": name}))
+    result, report, job = tmp_path / "odd.json", tmp_path / "report", tmp_path / "job"
+    planned = cli("plan", str(tmp_path / "odd.yaml"), "h100-hgx", "--gpus", "8", "--fix", "tp=2 pp=1 micro_batch=1",
+                  "--top", "1", "--fast", "--json", "--json-file", str(result), "--out", str(report))  # fmt: skip
+    assert planned.returncode == 0, planned.stderr
+    for more in (("--out", str(job)), ()):
+        exported = cli("export", str(result), "--to", "megatron", *more)
+        assert exported.returncode == 0, exported.stderr
+    texts = [p.read_text() for p in (result, *report.iterdir(), *job.iterdir()) if p.suffix != ".png"]
+    for text in (*texts, planned.stdout, exported.stdout):
+        assert not {c for c in text if not c.isprintable() and unicodedata.category(c) != "Zs"} - set("\n\t")
+    assert json.loads(result.read_text())["workload"]["name"] == json.loads(planned.stdout)["workload"]["name"] == name
 
 
 def test_drawings_hold_no_control_characters() -> None:

@@ -131,6 +131,11 @@ def test_several_pairs_in_one_option() -> None:
         ("--set", "model.num_layers=4", "workload"),
         ("--set", "workload.model.num_layers", "assignment"),
         ("--top", "0", "--top: must be at least 1"),
+        (
+            "--top",
+            "1000",
+            "--top: 1,000 plans are more than 200, and each is costed in detail; take fewer, and --out DIR",
+        ),
         ("--top", "many", "--top: must be a whole number"),
         ("--gpus", "0", "--gpus"),
         ("--gpus", "64.5", "--gpus"),

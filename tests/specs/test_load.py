@@ -174,7 +174,7 @@ def load_yaml_text(text: str) -> dict[str, Any]:
         ("num_layers: 32", "num_layers: '32'", "model.num_layers ('32') must be a whole number"),
         ("num_layers: 32", "num_layers: .nan", "model.num_layers (nan) must be a whole number"),
         ("num_layers: 32", "num_layers: -1", "model.num_layers (-1) must be greater than or equal to 1"),
-        ("num_layers: 32", "num_layers: 999999999", "model.num_layers (999999999) must be less than or equal to 10000"),
+        ("num_layers: 32", "num_layers: 999999999", "model.num_layers (999999999) must be less than or equal to 1024"),
         ("num_layers: 32", "num_layers: true", "model.num_layers (True) must be a whole number"),
         ("num_layers: 32", "num_layers:", "model.num_layers is empty"),
         ("tokens: 15T", "tokens: T", "tokens: 'T' is no quantity"),

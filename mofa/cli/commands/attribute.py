@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from mofa.cli import options as opt
+from mofa.specs.shown_text import escape_file_text
 
 
 def attribute(
@@ -42,6 +43,6 @@ def attribute(
     for warning in warnings:
         print(f"mofa: warning: {warning}", file=sys.stderr)
     if json:
-        sys.stdout.write(attribution.model_dump_json(indent=2) + "\n")
+        sys.stdout.write(escape_file_text(attribution.model_dump_json(indent=2) + "\n"))
     else:
         print_attribution(attribution, make_console())

@@ -101,7 +101,7 @@ def balance(
     from mofa.routing.balance.place import PlacementAdaptationRule
 
     output = OutputOptions(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
-    output.refuse_unwritable_places([workload, cluster, trace, set_, placement, routing])
+    output.refuse_unwritable_places("balance", [workload, cluster, trace, set_, placement, routing])
     if trace is not None and routing is not None:
         raise SpecError("--routing: is given beside --trace, which says how tokens fall; leave one out")
     rule = PlacementAdaptationRule(interval=interval, threshold=threshold)

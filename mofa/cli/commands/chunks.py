@@ -47,7 +47,7 @@ def chunks(
     from mofa.search.experts.token_chunks import plan_token_chunks
 
     output = OutputOptions(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
-    output.refuse_unwritable_places([workload, cluster, set_])
+    output.refuse_unwritable_places("chunks", [workload, cluster, set_])
     overrides = parse_overrides(set_)
     if overrides["strategy"]:
         raise SpecError("--set strategy: is not read here; write it into --strategy")

@@ -50,7 +50,7 @@ def compare(
 
     output = OutputOptions(json=json, json_file=json_file, csv=csv, out=out)
     places = [(file, 1 if number is None else number) for file, number in map(parse_file_and_plan_number, results)]
-    output.refuse_unwritable_places([file for file, _ in places])
+    output.refuse_unwritable_places("compare", [file for file, _ in places])
     loaded = [(text, each) for text, place in zip(results, places, strict=True) for each in read_results(*place)]
     several = {text for text, count in Counter(text for text, _ in loaded).items() if count > 1}
     machine_options = {

@@ -78,7 +78,7 @@ def estimate(
     from mofa.search.workers import usable_cores
 
     output = OutputOptions(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
-    output.refuse_unwritable_places([workload, cluster, faults, log, set_])
+    output.refuse_unwritable_places("estimate", [workload, cluster, faults, log, set_])
     convention: FlopsConvention = "full" if flops_convention is opt.FlopsConventionChoice.full else "causal"
     set_, changes = long_run.split_fault_settings(settings_with_rank_order(set_, rank_order))
     profile = long_run.LongRunOptions(

@@ -10,6 +10,7 @@ import typer
 
 from mofa.cli import options as opt
 from mofa.cli.searched_plans import REFINE_SECONDS, search_plans
+from mofa.specs.shown_text import escape_file_text
 
 if TYPE_CHECKING:
     from mofa.plan.result import Estimate, PlanReport
@@ -96,7 +97,7 @@ def export(
     for name, text in exported.files.items():
         if len(exported.files) > 1:
             print(f"# == {name}")
-        sys.stdout.write(text)
+        sys.stdout.write(escape_file_text(text))
 
 
 def _predicted(

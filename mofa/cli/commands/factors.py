@@ -84,7 +84,7 @@ def factors(
     from mofa.search.workers import usable_cores
 
     output = OutputOptions(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
-    output.refuse_unwritable_places([workload, cluster, faults, log, set_])
+    output.refuse_unwritable_places("factors", [workload, cluster, faults, log, set_])
     set_, changes = long_run.split_fault_settings(settings_with_rank_order(set_, rank_order))
     profile = long_run.LongRunOptions(
         faults, storage, price, spares, checkpoint_mode, checkpoint_interval, log, log_nodes, log_days, recovery,

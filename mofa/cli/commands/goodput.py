@@ -86,7 +86,7 @@ def goodput(
     from mofa.errors import SpecError
 
     show = GoodputOutputOptions(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
-    show.refuse_unwritable_places([workload, cluster, faults, log, set_])
+    show.refuse_unwritable_places("goodput", [workload, cluster, faults, log, set_])
     own = {"--mtbf": mtbf, "--checkpoint": checkpoint, "--restart": restart, "--persist": persist, "--days": days,
            "--shares": shares, "--shape": shape, "--runs": runs, "--seed": seed}  # fmt: skip
     scaling = {"--strategy": strategy, "--storage": storage, "--spares": spares, "--checkpoint-mode": checkpoint_mode,

@@ -11,6 +11,18 @@ from mofa.cli import options as opt
 from mofa.cli.plan_scales import parse_gpus_or_range, show_plans_by_gpu_count
 from mofa.cli.searched_plans import REFINE_SECONDS, search_plans
 
+MOST_PLANS = 200
+"""Plans that are shown: each takes up to 0.15 s, most of it for its stages and its band. [-]"""
+
+
+def _refuse_too_many_plans(top: int) -> int:
+    if top > MOST_PLANS:
+        raise typer.BadParameter(
+            f"{top:,} plans are more than {MOST_PLANS}, and each is costed in detail; take fewer, and --out DIR for a "
+            "row of every strategy that fits (feasible.csv)"
+        )
+    return top
+
 
 def plan(
     workload: opt.Workload,
@@ -29,7 +41,9 @@ def plan(
     global_batch: opt.GlobalBatch = None,
     tokens: opt.Tokens = None,
     framework: opt.Framework = None,
-    top: Annotated[int, typer.Option("--top", min=1, max=100_000, help="How many plans to show.")] = 10,
+    top: Annotated[
+        int, typer.Option("--top", min=1, callback=_refuse_too_many_plans, help="How many plans to show; at most 200.")
+    ] = 10,
     fix: opt.Fix = None,
     maximum: opt.Maximum = None,
     with_: opt.With = None,
@@ -95,7 +109,7 @@ def plan(
     from mofa.search.workers import usable_cores
 
     output = OutputOptions(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
-    output.refuse_unwritable_places([workload, cluster, faults, log, set_])
+    output.refuse_unwritable_places("plan", [workload, cluster, faults, log, set_])
     set_, changes = long_run.split_fault_settings(settings_with_rank_order(set_, rank_order))
     profile = long_run.LongRunOptions(
         faults,

@@ -83,7 +83,7 @@ def report(
     from mofa.search.workers import usable_cores
 
     output = OutputOptions(json=json, json_file=json_file, csv=csv, out=out, quiet=True)
-    output.refuse_unwritable_places([workload, cluster, set_])
+    output.refuse_unwritable_places("report", [workload, cluster, set_])
     settings = settings_with_rank_order(set_, rank_order)
     overrides = parse_overrides(settings)
     fixed, bounds = parse_fixed(fix, {} if job_of else overrides["strategy"]), parse_degree_limits(maximum)

@@ -52,7 +52,7 @@ def sweep(
         raise SpecError("--jobs: is about this machine, and --scheduler plans on others; leave one of them out")
     folder = Path(Path(file).stem) if out is None else out
     output = OutputOptions(json=json, json_file=json_file, csv=csv, out=folder, quiet=quiet)
-    output.refuse_unwritable_places([file])
+    output.refuse_unwritable_places("sweep", [file])
     with progress_bar(f"points of {Path(file).name}", enabled=not quiet) as progress:
         table = mofa.sweep(
             file, out=folder, scheduler=scheduler, jobs=jobs or usable_cores(opt.MOST_PROCESSES), progress=progress

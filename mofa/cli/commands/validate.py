@@ -69,8 +69,8 @@ def validate(
     from mofa.specs.write_files import all_files_or_none, make_directory, write_file_atomically
 
     output = OutputOptions(json=json, json_file=json_file, csv=csv, out=out, quiet=quiet)
-    output.refuse_unwritable_places([references], {"--markdown": markdown, "--readme": readme})
     page = _page(readme) if readme is not None else ""
+    output.refuse_unwritable_places("validate", [references], {"--markdown": markdown, "--readme": readme})
     with progress_bar("predicting", enabled=not quiet and not json) as progress:
         report = mofa.validate.validate_runs(
             references, group=group.value if group else None, processes=processes, progress=progress

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mofa.errors import NothingFits, SpecError, StrategyError
+from mofa.errors import MofaError, NothingFits, SpecError, StrategyError
 from mofa.faults.ledger import PARTS, Ledger
 from mofa.plan.goodput_by_scale import GoodputReport, ScalePoint, VariantPoint
 from mofa.plan.result import Plan
@@ -94,6 +94,8 @@ def goodput_by_scale(
     ------
     SpecError
         If the profile lacks what is needed.
+    StrategyError
+        If the framework runs the strategy at no number.
     NothingFits
         If no number has a plan.
     """
@@ -103,8 +105,8 @@ def goodput_by_scale(
     points, stands = [], []
     base: tuple[StrategySpec, int] | None = None
     jobs = [_job_at(workload, cluster, number, numbers[0], weak) for number in numbers]
+    why: MofaError | None = None
     for i, (job, machines) in enumerate(jobs):
-        why: str | None
         stand: FewerNodesOfPlan | FewerNodesReplanned | None
         if replan:
             stand, why = _planned_anew(job, machines, framework)
@@ -116,14 +118,15 @@ def goodput_by_scale(
             if plan is not None and base is None:
                 base = plan.strategy, machines.num_gpus
             stand = None if plan is None else FewerNodesOfPlan(PlanWithSpares(plan, machines), job, framework)
-        points.append(_point(job, machines, framework, faults, stand, why))
+        points.append(_point(job, machines, framework, faults, stand, None if why is None else str(why)))
         if stand is not None:
             stands.append((stand, job, machines))
         if progress is not None:
             progress(i + 1, len(numbers))
     if not stands:
-        why = str(points[-1].why).removeprefix(f"{workload.name}: ")
-        raise NothingFits(f"{workload.name}: {why}; give more GPUs, or --replan")
+        if isinstance(why, StrategyError):  # it says what to do
+            raise why
+        raise NothingFits(f"{workload.name}: {why}; give more GPUs{'' if replan else ', or --replan'}")
     stand, job, machines = stands[-1]
     runs = LongRunObjective(job, machines, framework, faults)
     left = stand.plan_on_all_nodes(runs)
@@ -158,7 +161,7 @@ def _gpus(machines: ClusterSpec) -> str:
 
 def _replicable(
     job_at: Sequence[tuple[WorkloadSpec, ClusterSpec]], framework: FrameworkSpec
-) -> tuple[Plan | None, str | None]:
+) -> tuple[Plan | None, MofaError | None]:
     """The best plan at the first scale, of those that the framework can replicate to the most GPUs.
 
     Mostly that is the best plan of all. Only if it is not, every strategy is costed to find it.
@@ -168,9 +171,9 @@ def _replicable(
         try:
             search = _search_on_all(job, machines, framework, every_row=every_row)
         except StrategyError as error:
-            return None, str(error)
+            return None, error
         if not search.report.plans:
-            return None, f"nothing fits {_gpus(machines)}"
+            return None, NothingFits(f"nothing fits {_gpus(machines)}")
         if len(job_at) == 1:
             break
         fits = np.flatnonzero(search.reasons[search.costed.rows] < 0)
@@ -200,7 +203,7 @@ def _replicable_rows(
 def _plan(
     job: WorkloadSpec, machines: ClusterSpec, framework: FrameworkSpec, base: tuple[StrategySpec, int] | None,
     strategy: object | None,
-) -> tuple[Plan | None, str | None]:  # fmt: skip
+) -> tuple[Plan | None, MofaError | None]:  # fmt: skip
     """The replicated plan at one scale, or why there is none; ``base`` is what is replicated, and on how many GPUs."""
     wanted = strategy
     if base is not None:
@@ -209,22 +212,22 @@ def _plan(
     try:
         costed = plan_in_closed_form(job, machines, wanted, framework=framework)
     except StrategyError as error:
-        return None, str(error)
+        return None, error
     if not costed.memory.fits:
-        return None, f"the plan does not fit {_gpus(machines)}"
+        return None, NothingFits(f"the plan does not fit {_gpus(machines)}")
     return costed, None
 
 
 def _planned_anew(
     job: WorkloadSpec, machines: ClusterSpec, framework: FrameworkSpec
-) -> tuple[FewerNodesReplanned | None, str | None]:
+) -> tuple[FewerNodesReplanned | None, MofaError | None]:
     """A search at one scale, or why it finds nothing."""
     try:
         search = _search_on_all(job, machines, framework)
     except StrategyError as error:
-        return None, str(error)
+        return None, error
     if not search.report.plans:
-        return None, f"nothing fits {_gpus(machines)}"
+        return None, NothingFits(f"nothing fits {_gpus(machines)}")
     return FewerNodesReplanned(search, machines), None
 
 

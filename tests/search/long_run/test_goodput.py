@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mofa
-from mofa.errors import NothingFits, SpecError
+from mofa.errors import NothingFits, SpecError, StrategyError
 from mofa.faults.ledger import PARTS
 from mofa.faults.outlook import failure_clock
 from mofa.faults.simulate import simulate_long_runs
@@ -341,8 +341,12 @@ def test_a_scale_that_nothing_fits_says_so_beside_the_others(strategy: str | Non
     assert not points[0].variants and points[0].why is not None and says in points[0].why
     assert points[1].strategy is not None and points[2].strategy is not None
     assert points[2].strategy.dp == 2 * points[1].strategy.dp
-    with pytest.raises(NothingFits, match="give more GPUs"):
+    refused, words = (
+        (NothingFits, r"; give more GPUs, or --replan$") if strategy is None else (StrategyError, r"tp \(4\)")
+    )
+    with pytest.raises(refused, match=words) as error:
         goodput_by_scale(JOB, NODES, facts(), [1, 2], MEGATRON, strategy=strategy)
+    assert str(error.value).count(";") == 1
 
 
 def test_replanned_variants_are_the_best_by_their_long_run(monkeypatch: pytest.MonkeyPatch) -> None:
