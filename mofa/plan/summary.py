@@ -191,8 +191,9 @@ def plan_text(plan: PrintedPlanFields, exposed: Mapping[Any, float]) -> str:
     over = "" if memory.fits else f" (does not fit, {-memory.free_bytes / GIB:.2f} GiB over)"
     parts = sorted(exposed.items(), key=lambda part: -part[1])[:4]
     speed = f"{plan.tokens_per_s_per_gpu:,.1f} tokens/s/GPU, {plan.tflops_per_gpu:.1f} TFLOP/s/GPU, MFU {plan.mfu:.1%}"
+    has_experts = any(exposed.get(name, 0.0) > 0.0 for name in ("grouped_gemm", "ep"))
     lines = [
-        f"strategy  {strategy_text(plan.strategy)} on {plan.strategy.framework}",
+        f"strategy  {strategy_text(plan.strategy, moe=has_experts)} on {plan.strategy.framework}",
         f"step      {format_seconds(plan.step_s)}, {speed}",
         f"memory    {memory.device_bytes / GIB:.2f} GiB of {memory.limit_bytes / GIB:.2f} GiB{over}",
         "of step   "

@@ -53,7 +53,7 @@ def print_plan_report(report: PlanReport, console: Console, *, quiet: bool = Fal
         print_planned_job(console, report.workload, report.cluster, report.framework)
     if report.plans:
         title = f"The {len(report.plans)} best plans" if len(report.plans) > 1 else "Best plan"
-        print_plans(console, report.plans, title, moe=has_experts(report.workload))
+        print_plans(console, report.plans, title, moe=has_experts(report.workload), with_usd=quiet)
         for line in idle_gpus_lines(report):
             print_paragraph(console, line)
         if quiet:
@@ -95,7 +95,7 @@ def print_estimate(estimate: Estimate, console: Console, *, quiet: bool = False)
     """
     title = estimate.id or "Estimate"
     if quiet:
-        print_plans(console, [estimate], title, moe=has_experts(estimate.workload))
+        print_plans(console, [estimate], title, moe=has_experts(estimate.workload), with_usd=True)
         return
     print_planned_job(console, estimate.workload, estimate.cluster, estimate.framework)
     print_plans(console, [estimate], title, moe=has_experts(estimate.workload))
@@ -121,8 +121,11 @@ def print_estimate(estimate: Estimate, console: Console, *, quiet: bool = False)
     print_export_hint(console, "estimate", estimate.framework.name)
 
 
-def print_plans(console: Console, plans: Sequence[Plan], title: str, *, moe: bool = True) -> None:
-    """Print one line per plan: strategy, speed, memory and, where tokens are given, days."""
+def print_plans(
+    console: Console, plans: Sequence[Plan], title: str, *, moe: bool = True, with_usd: bool = False
+) -> None:
+    """Print one line per plan: strategy, speed, memory and, where tokens are given, days; dollars if they are asked for
+    and known."""
     with_days = any(plan.days_without_failures is not None for plan in plans)
     columns = [
         ("#", "right"),
@@ -158,6 +161,10 @@ def print_plans(console: Console, plans: Sequence[Plan], title: str, *, moe: boo
         for row, plan in zip(rows, plans, strict=True):
             days = plan.days_without_failures
             row.append("" if days is None else f"{days:,.1f}")
+    if with_usd and any(plan.usd is not None for plan in plans):
+        columns.append(("dollars", "right"))
+        for row, plan in zip(rows, plans, strict=True):
+            row.append("" if plan.usd is None else f"{plan.usd:,.0f}")
     print_table(console, title, columns, rows, leaves=PLAN_COLUMNS_LEAVE, under="strategy")
 
 

@@ -140,8 +140,8 @@ def library_share_line(shares: Mapping[str, float]) -> str:
 
 
 def idle_gpus_lines(report: PlanReport) -> list[str]:
-    """Which plans leave GPUs idle and why, in words: a line for each number of GPUs that they use; and that a batch
-    does not divide over the GPUs that spares leave."""
+    """Which plans leave GPUs idle and why, in words: a line for each number of GPUs that they use; that a batch does
+    not divide over the GPUs that spares leave; and which fixed values run nowhere."""
     numbers: dict[int, list[int]] = {}
     for number, plan in enumerate(report.plans, start=1):
         if plan.idle_gpus:
@@ -156,8 +156,9 @@ def idle_gpus_lines(report: PlanReport) -> list[str]:
         plan, num_gpus, batch = report.plans[best - 1], report.cluster.num_gpus, report.workload.global_batch
         if line := divisible_batch_line(plan.strategy, plan.idle_gpus, num_gpus, batch, f"plan {best}"):
             lines.append(line)
-    if indivisible := report.defaults.get("batch"):
-        lines.append(f"{indivisible[0].upper()}{indivisible[1:]}.")
+    for name in ("batch", "fixed values"):
+        if said := report.defaults.get(name):
+            lines.append(f"{said[0].upper()}{said[1:]}.")
     return lines
 
 

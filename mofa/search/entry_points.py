@@ -26,6 +26,7 @@ from mofa.search.fewer_gpus.faster_rows import faster_rows_on_fewer_gpus_near_be
 from mofa.search.fewer_gpus.merge_plans import best_plans_of_all_gpu_counts, report_counts_of_all_searches
 from mofa.search.fewer_gpus.numbers_together import RowsOnFewerGpus
 from mofa.search.fewest_gpus import fewest_fitting_gpus_and_note
+from mofa.search.fixed_values import fixed_values_that_run_nowhere
 from mofa.search.job_setup import routing_loads_by_ep, with_numerics
 from mofa.search.legality.masks import CHECKS, JobAndMachines, check_strategies
 from mofa.search.legality.named_check import Verdicts, refuse_idle_dispatcher
@@ -281,6 +282,8 @@ def find_plans(
         numerics_offers=(_offers(job, plans[0]) if plans and banded and offers and default else ()),
         defaults=_defaults(workload, framework, fix, flops_convention),
     )
+    if unused := fixed_values_that_run_nowhere(job, searched_rows, fix):
+        report.defaults["fixed values"] = f"of --fix, {unused}"
     report = PlanReport(**{**dict(report), **report_counts_of_all_searches(report, plans, reports)})
     return Search(
         report,

@@ -14,7 +14,7 @@ import yaml
 
 from mofa.errors import SpecError
 from mofa.specs.limited_reads import exists, json_fault_text, read_bytes, refuse_unreachable, utf8_text
-from mofa.specs.unmodelled import known_synonym, why_not_modelled
+from mofa.specs.unmodelled import known_synonym, nearly_synonyms, why_not_modelled
 
 DataKind = Literal["workloads", "hardware_profiles", "framework_profiles", "fault_profiles"]
 BundledKind = Literal[
@@ -92,8 +92,8 @@ def did_you_mean(word: object, known: Iterable[str], before: str = "") -> str:
     'did you mean num_layers?'
     >>> did_you_mean("zzz", ["num_layers", "hidden"])
     'use one of num_layers, hidden'
-    >>> did_you_mean("mbs", ["tp", "micro_batch"])
-    'did you mean micro_batch?'
+    >>> did_you_mean("mbs", ["tp", "micro_batch"]), did_you_mean("tensor_paralel", ["tp", "micro_batch"])
+    ('did you mean micro_batch?', 'did you mean tp?')
     >>> did_you_mean("H100", ["gb200", "h100-nvl", "h100-sxm", "h1000"])
     'did you mean h100-nvl or h100-sxm?'
     >>> did_you_mean("lora", ["fp8-blockwise"])
@@ -109,7 +109,7 @@ def did_you_mean(word: object, known: Iterable[str], before: str = "") -> str:
     stem = re.escape(str(word)[:100])
     close = [name for name in names if len(stem) > 1 and re.match(rf"{stem}[-_:.]", name, re.IGNORECASE)]
     if not 1 <= len(close) <= MOST_MEANT:
-        close = difflib.get_close_matches(str(word)[:100], names, n=1, cutoff=0.6)
+        close = difflib.get_close_matches(str(word)[:100], names, n=1, cutoff=0.6) or nearly_synonyms(word, names)
     meant = " or ".join(", ".join(before + name for name in some) for some in (close[:-1], close[-1:]) if some)
     return f"did you mean {meant}?" if meant else f"use one of {', '.join(names)}"
 

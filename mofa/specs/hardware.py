@@ -33,7 +33,7 @@ from mofa.specs.peak_check import (
     why_above_peak,
 )
 from mofa.specs.ranges import MAX_GPUS, Degree
-from mofa.units import format_bytes
+from mofa.units import GIGA, TERA, format_bytes
 
 
 class GpuSpec(Spec):
@@ -220,6 +220,18 @@ class ClusterSpec(Spec):
 
     def __repr__(self) -> str:
         return f"ClusterSpec({self.num_gpus:,} x {self.gpu.name} in {self.name})"
+
+    def __str__(self) -> str:
+        gpu, links_s = self.gpu, (self.node.intra.bandwidth_bytes_per_s.value, self.nic_bandwidth_per_gpu_bytes_per_s)
+        inside, between = (f"{bytes_per_s / GIGA:,.4g} GB/s" for bytes_per_s in links_s)
+        peaks = ", ".join(f"{peak.value / TERA:,.4g} TFLOP/s {name}" for name, peak in gpu.peak_flops_per_s.items())
+        bandwidth = f"{gpu.memory_bandwidth_bytes_per_s.value / TERA:.4g} TB/s"
+        return "\n".join([
+            f"cluster   {self.name}: {self.num_gpus:,} x {gpu.name}, {self.node.gpus_per_node} a node",
+            f"peaks     {peaks} a GPU",
+            f"memory    {format_bytes(gpu.memory_bytes.value)} a GPU, {bandwidth}",
+            f"links     {inside} a GPU inside a node, {between} between nodes, one way",
+        ])  # fmt: skip
 
     def with_host_speed(
         self, op_s: float | HostIssueTimes | None, source: str = "the run's host", layer: SmallLayerTime | None = None

@@ -5,7 +5,9 @@ The first is refused by name where it is written, and README.md lists it.
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 
@@ -28,7 +30,8 @@ NOT_MODELLED = (
     ),
     UnmodelledMethod(
         "another optimizer than AdamW",
-        ("muon", "lion", "adafactor", "shampoo", "soap", "sgd", "lamb", "adam8bit", "adamw8bit", "8bitadam", "sophia"),
+        ("muon", "lion", "adafactor", "shampoo", "soap", "sgd", "lamb", "adam8bit", "adamw8bit", "8bitadam", "sophia",
+         "galore", "apollo"),
         "adamw, with --with bf16_moments for smaller states",
     ),
     UnmodelledMethod(
@@ -58,6 +61,11 @@ NOT_MODELLED = (
         "reinforcement learning and preference training",
         ("rlhf", "grpo", "ppo", "dpo", "rl"),
         "the training step alone, as pre-training",
+    ),
+    UnmodelledMethod(
+        "pruning and distillation",
+        ("pruning", "prune", "sparsity", "distillation", "distill", "knowledgedistillation", "teacher"),
+        "the student's training step alone, as pre-training",
     ),
     UnmodelledMethod("inference", ("inference", "vllm", "sglang", "serving", "decode", "kvcache"), "none"),
     UnmodelledMethod(
@@ -164,3 +172,13 @@ def known_synonym(word: object, known: tuple[str, ...]) -> str:
         if plain == normalised_word(name) or plain in OTHER_NAMES.get(name, ()):
             return name
     return ""
+
+
+def nearly_synonyms(word: object, known: Iterable[str]) -> list[str]:
+    """The known word of which people's other name was misspelt, if any.
+
+    >>> nearly_synonyms("tensor_paralel", ["tp", "pp"]), nearly_synonyms("zzz", ["tp"])
+    (['tp'], [])
+    """
+    names = {other: name for name in known for other in OTHER_NAMES.get(name, ())}
+    return [names[other] for other in difflib.get_close_matches(normalised_word(word), names, n=1, cutoff=0.85)]

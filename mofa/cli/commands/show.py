@@ -61,6 +61,15 @@ def show_hardware(name: Annotated[str | None, typer.Argument(help="A node type o
         _show_hardware(name, json)
 
 
+@show.command("gpus")
+def show_gpus(name: Annotated[str | None, typer.Argument(help="A GPU.")] = None, json: opt.Json = False) -> None:
+    """List the bundled GPUs, or show every number of one with its provenance and source."""
+    if name is None:
+        _list_gpus(json)
+    else:
+        _show_hardware(name, json)
+
+
 @show.command("faults")
 def show_faults(name: Annotated[str | None, typer.Argument(help="A fault profile.")] = None,
                 json: opt.Json = False) -> None:  # fmt: skip
@@ -254,7 +263,44 @@ def _list_hardware(json: bool) -> None:
     _print_table(
         "Bundled nodes (bandwidths per direction)", columns, rows, ("capacity", "a domain", "GPU", "link a GPU")
     )
-    _print_table("Bundled GPUs", [("name", "left")], [[name] for name in bundled_names("gpus")])
+    _list_gpus(json=False)
+
+
+def _list_gpus(json: bool) -> None:
+    from mofa.report.phrases import quantity_text
+    from mofa.specs.files import gpus_of_nodes
+    from mofa.specs.load import bundled_names
+    from mofa.specs.profiles import load_gpu
+
+    nodes = gpus_of_nodes()
+    records: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "peak_bf16_flops_per_s": gpu.peak_flops_per_s["bf16"].value,
+            "peak_fp8_flops_per_s": gpu.peak_flops_per_s["fp8"].value if "fp8" in gpu.peak_flops_per_s else None,
+            "memory_bytes": gpu.memory_bytes.value,
+            "memory_bandwidth_bytes_per_s": gpu.memory_bandwidth_bytes_per_s.value,
+            "nodes": sorted(node for node, of_node in nodes.items() if of_node == name),
+        }
+        for name in bundled_names("gpus")
+        for gpu in (load_gpu(name),)
+    ]
+    if json:
+        _print_json(records)
+        return
+    units = {"peak_bf16_flops_per_s": "FLOP/s", "peak_fp8_flops_per_s": "FLOP/s", "memory_bytes": "B",
+             "memory_bandwidth_bytes_per_s": "B/s"}  # fmt: skip
+    rows = [
+        [
+            r["name"],
+            *("" if r[key] is None else quantity_text(r[key], unit) for key, unit in units.items()),
+            ", ".join(r["nodes"]),
+        ]
+        for r in records
+    ]
+    headings = ("GPU", "bf16 peak", "fp8 peak", "memory", "bandwidth", "nodes")
+    columns = [(heading, "right" if 1 <= i <= len(units) else "left") for i, heading in enumerate(headings)]
+    _print_table("Bundled GPUs", columns, rows, ("fp8 peak", "nodes"))
 
 
 def _show_hardware(name: str, json: bool) -> None:
