@@ -7,7 +7,7 @@ import json
 import statistics
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import Field
@@ -103,7 +103,7 @@ class MeasuredResult(Spec):
     """Every step after warm-up, of the slowest rank."""
     warmup_times_s: list[float] = Field(default=[])
     ranks: list[RankMeasurement]
-    tokens_per_expert: list[list[list[int]]] | None = None
+    tokens_per_expert: list[list[list[Annotated[int, Field(ge=0, le=10**12)]]]] | None = None
     """Tokens that each rank's routers sent to each expert in one step: rank, layer with experts, expert."""
     grad_norms: list[float] = Field(default=[])
     """Norm of the gradients, of each steady step, where the framework says it."""

@@ -139,6 +139,7 @@ def test_several_pairs_in_one_option() -> None:
         ("--top", "many", "--top: must be a whole number"),
         ("--gpus", "0", "--gpus"),
         ("--gpus", "64.5", "--gpus"),
+        ("--gpus", "99999999999999999999", "--gpus: must be at most 1,099,511,627,776; write it as 64"),
         ("--flops-convention", "half", "half"),
         ("--colour", "red", "--colour"),
         ("--csv", "no/such/dir/x.csv", "does not exist"),
