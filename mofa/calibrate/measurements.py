@@ -16,6 +16,7 @@ from typing import Any
 from mofa.calibrate.cases import SPLITS, Case, Sample, Shape
 from mofa.errors import SpecError
 from mofa.specs.limited_reads import is_plain_file
+from mofa.specs.regular_files import refuse_special_file
 
 COLUMNS = ("family", "op", "variant", "dtype", "split", "shape", "median", "low", "high", "unit", "samples", "sm_mhz",
            "power_w", "gpu", "host")  # fmt: skip
@@ -37,6 +38,27 @@ SIZES: dict[str, tuple[str, ...]] = {
     "chunked_moe": ("tokens", "hidden", "ffn", "experts", "top_k", "ep", "chunks"),
 }  # fmt: skip
 """Whole numbers above zero that a shape of each family must hold."""
+FAMILIES_OF_ROWS = frozenset(SIZES) | {"memory_bound", "te_ops", "host_optimizer"}
+_PRODUCTS, _PASSES = frozenset({"fwd", "dgrad", "wgrad"}), frozenset({"fwd", "bwd"})
+_COLLECTIVES = frozenset({"all_gather", "all_reduce", "all_to_all", "all_to_all_uneven", "reduce_scatter", "send_recv"})
+OPS: dict[str, frozenset[str]] = {
+    "gemm": _PRODUCTS, "grouped_gemm": _PRODUCTS, "unaligned_gemm": _PRODUCTS, "te_gemm": _PRODUCTS,
+    "te_grouped": _PRODUCTS, "te_experts": _PRODUCTS, "te_wgrad": frozenset({"wgrad"}),
+    "attention": _PASSES, "te_attention": _PASSES,
+    "collective": _COLLECTIVES, "dependent_collective": _COLLECTIVES, "overlap": _COLLECTIVES,
+}  # fmt: skip
+"""Ops of the families that have few; the others' come from their shapes and the libraries' modules."""
+DTYPES = frozenset({
+    "bf16", "fp32", "fp8", "bytes", "fp8_block", "fp8_block_rows", "fp8_fast", "fp8_split", "fp8-blockwise",
+    "fp8-delayed", "fp8-tensorwise",
+})  # fmt: skip
+SHAPE_FIELDS = frozenset({
+    "b", "bytes", "bytes_per_s", "calls", "causal", "chunks", "dqk", "dv", "ep", "experts", "ffn", "first", "fresh",
+    "fused", "group", "groups", "heads", "hidden", "hkv", "hq", "inner", "k", "kv", "layers", "loads", "m",
+    "micro_batches", "multiprocessors", "n", "numel", "ops", "parameters", "params", "q", "ranks", "rows", "skew",
+    "spread", "tensors", "threads", "tokens", "top_k", "width",
+})  # fmt: skip
+"""Fields of the shapes of all families."""
 ENVIRONMENT = "environment.json"
 MAX_FILE_BYTES = 2**26
 MAX_SIZE = 10**15
@@ -145,6 +167,7 @@ def _cells(path: Path, lines: list[str]) -> Iterator[list[str]]:
 
 def _text(path: Path, advice: str) -> str:
     """What a file of measurements says; the bench has nothing of mofa but this."""
+    refuse_special_file(path, str(path))
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
@@ -169,6 +192,10 @@ def _parse(path: Path, number: int, cells: list[str]) -> Row:
         raise fail(f"family {cell['family']!r} in the file of {path.stem!r}")
     if cell["split"] not in SPLITS:
         raise fail(f"split {cell['split']!r} instead of {', '.join(SPLITS)}")
+    known = {"family": FAMILIES_OF_ROWS, "op": OPS.get(cell["family"], frozenset()), "dtype": DTYPES}
+    for name, words in known.items():
+        if words and cell[name] not in words:
+            raise fail(f"{name} {cell[name][:40]!r} is none of {', '.join(sorted(words))}")
     times = []
     for name in ("median", "low", "high"):
         try:
@@ -184,6 +211,8 @@ def _parse(path: Path, number: int, cells: list[str]) -> Row:
         shape = parse_shape(cell["shape"])
     except ValueError as error:
         raise fail(str(error)) from None
+    if unknown := sorted(shape.keys() - SHAPE_FIELDS):
+        raise fail(f"shape {cell['shape'][:60]!r}: {unknown[0][:40]} is no field of a shape")
     if wrong := _wrong_size(cell["family"], shape):
         raise fail(f"shape {cell['shape'][:60]!r}: {wrong}")
     if not times[1] <= times[0] <= times[2]:

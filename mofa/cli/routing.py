@@ -21,6 +21,7 @@ def parse_routing(text: str | None) -> RoutingSpec | None:
     from pydantic import ValidationError
 
     from mofa.errors import SpecError
+    from mofa.specs.from_mapping import sentence_of_problem
     from mofa.specs.routing import RoutingSpec
 
     if text is None:
@@ -28,9 +29,9 @@ def parse_routing(text: str | None) -> RoutingSpec | None:
     try:
         return RoutingSpec.parse(text)
     except ValidationError as error:
-        problem = error.errors()[0]
-        field = ".".join(str(part) for part in problem["loc"])
-        raise SpecError(f"--routing {text[:40]}: {field} {problem['msg'].lower()}; write zipf:0.9") from None
+        sentence = sentence_of_problem(RoutingSpec, error.errors(include_url=False)[0])
+        what, example = sentence.rpartition(";")[0], f"{text.strip().partition(':')[0]}:1"
+        raise SpecError(f"--routing {text[:40]}: {what}; write it like {example}") from None
     except ValueError as error:
         raise SpecError(f"--routing: {error}") from None
 

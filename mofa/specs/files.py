@@ -300,6 +300,10 @@ def _plain_yaml(text: str) -> Any:
 _NUMBER = re.compile(r"(0|[1-9][0-9]*)|[0-9]+\.[0-9]*(?:[eE][-+][0-9]+)?")
 """Most of the numbers of YAML; all of what this matches are."""
 
+_NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_OTHER_BASE = re.compile(r"[-+]?(?:[0-9_]+(?::[0-9_]+)+(?:\.[0-9_]*)?|0[0-7_]+)")
+"""Numbers that YAML 1.1 reads in base 60, as 2:30 for 150, or in base 8, as 010 for 8."""
+
 
 @lru_cache(maxsize=4096)
 def _plain_scalar(text: str) -> Any:
@@ -310,6 +314,8 @@ def _plain_scalar(text: str) -> Any:
     loader = _Loader("")
     try:
         tag = loader.resolve(yaml.ScalarNode, text, (True, False))
+        if tag in _NUMBER_TAGS and _OTHER_BASE.fullmatch(text):
+            raise _NotPlain
         if tag in ("tag:yaml.org,2002:merge", "tag:yaml.org,2002:value"):
             raise _NotPlain
         value = loader.construct_document(yaml.ScalarNode(tag, text))
@@ -399,12 +405,17 @@ def _check_depth(text: str, where: str) -> None:
 
 
 def _check_nodes(root: yaml.Node, where: str) -> None:
-    """Refuse duplicate keys, aliases that hold themselves, and aliases that expand to an absurd size."""
+    """Refuse duplicate keys, aliases that hold themselves or expand to an absurd size, and numbers in other bases."""
     sizes: dict[int, int] = {}
     under_way: set[int] = set()
 
     def size(node: yaml.Node) -> int:
         if isinstance(node, yaml.ScalarNode):
+            if node.tag in _NUMBER_TAGS and _OTHER_BASE.fullmatch(node.value):
+                raise SpecError(
+                    f"{where}: line {node.start_mark.line + 1}: {shown_value(node.value)} is a number in base "
+                    f"{60 if ':' in node.value else 8} to YAML; write it in base 10 and with its unit, or in quotes"
+                )
             return 1
         if id(node) in under_way:
             raise SpecError(f"{where}: line {node.start_mark.line + 1}: an alias refers to itself; write the value out")

@@ -20,6 +20,7 @@ _WHAT = {
     "int_type": "must be a whole number",
     "int_from_float": "must be a whole number",
     "int_parsing": "must be a whole number",
+    "int_parsing_size": "must be a whole number of fewer digits",
     "float_type": "must be a number",
     "float_parsing": "must be a number",
     "finite_number": "must be a finite number",
@@ -79,7 +80,7 @@ def spec_from_mapping(cls: type[S], raw: object, where: str, prefix: str = "", *
         missing = [path for p in problems if p["type"] == "missing" for path in _missing(cls, p["loc"], prefix)]
         if first["type"] == "missing" and len(missing) > 1:
             raise SpecError(f"{where}: {', '.join(missing)} are missing; add them{or_else}") from None
-        raise SpecError(f"{where}: {_sentence(cls, first, prefix)}") from None
+        raise SpecError(f"{where}: {sentence_of_problem(cls, first, prefix)}") from None
 
 
 class _Truth(str):
@@ -156,7 +157,8 @@ def _required(path: str, members: list[Any]) -> Iterator[str]:
         yield from _required(f"{path}.{field.alias or name}", _flat(field.annotation))
 
 
-def _sentence(cls: type[BaseModel], problem: Mapping[str, Any], prefix: str) -> str:
+def sentence_of_problem(cls: type[BaseModel], problem: Mapping[str, Any], prefix: str = "") -> str:
+    """What is wrong with a field and what to do, of one of the problems that checking a spec found."""
     path, owner, entries = _locate(cls, problem["loc"])
     place = (prefix + path).rstrip(".") or "the file"
     kind, context, value = problem["type"], problem.get("ctx", {}), problem.get("input")
@@ -174,6 +176,8 @@ def _sentence(cls: type[BaseModel], problem: Mapping[str, Any], prefix: str) -> 
         tags = str(context.get("expected_tags", ", ".join(ATTENTION_KINDS))).replace("'", "")
         got = f"({shown_value(context['tag'])}) " if "tag" in context else ""
         return f"{place}.{key} {got}must be one of {tags}; write it"
+    if value is None:
+        return f"{place} is empty; write its value, or leave the line out where it is optional"
     if kind == "value_error":
         text = str(context["error"])
         text = text if ";" in text else f"{text}; {'change one of them' if isinstance(value, dict) else 'correct it'}"
@@ -185,8 +189,6 @@ def _sentence(cls: type[BaseModel], problem: Mapping[str, Any], prefix: str) -> 
             return f"{place}: {text}" if path else text
         return f"{place}: {text}"
     shown = f" ({shown_value(repr(value))})" if not isinstance(value, (dict, list)) else ""
-    if value is None:
-        return f"{place} is empty; write its value, or leave the line out where it is optional"
     if kind == "string_pattern_mismatch":
         return f"{place}{shown} must match {context['pattern']}; use letters, digits, '.', '_' and '-'"
     if kind in _LENGTHS:

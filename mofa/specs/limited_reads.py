@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import zlib
 from collections.abc import Iterator, Mapping
@@ -175,7 +176,7 @@ def parse_json(text: str | bytes, where: str, advice: str) -> Any:
         If it is no JSON, is nested too deeply, or holds a number that is none or too large.
     """
     try:
-        return json.loads(text, parse_constant=_no_number, parse_int=_finite_int)
+        return json.loads(text, parse_constant=_no_number, parse_int=_finite_int, parse_float=_finite_float)
     except (ValueError, OverflowError, RecursionError) as error:
         raise SpecError(f"{where}: is no JSON that can be read ({_kind_of(error)}); {advice}") from None
 
@@ -216,6 +217,13 @@ def _kind_of(error: Exception) -> str:
 
 def _no_number(text: str) -> float:
     raise ValueError(f"{text} is no number")
+
+
+def _finite_float(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise OverflowError
+    return number
 
 
 def _finite_int(text: str) -> int:

@@ -48,7 +48,7 @@ def escape_file_text(text: str) -> str:
     >>> print(escape_file_text('{"name": "a\u202e\x7f"}'))
     {"name": "a\u202e\u007f"}
     """
-    codes = {ord(c): _as_in_json(c) for c in set(text) if _acts(c)}
+    codes = {ord(c): _as_in_json(c) for c in set(text) if _is_acting(c)}
     shown = text.translate(codes) if codes else text
     return re.sub(r"\r(?!\n)", r"\\u000d", shown) if "\r" in shown else shown
 
@@ -61,7 +61,7 @@ def escape_file_bytes(content: bytes) -> bytes:
     >>> escape_file_bytes(bytes([97, 27])), escape_file_bytes(bytes([0x89, 27]))
     (b'a\\\\u001b', b'\\x89\\x1b')
     """
-    if content.isascii() and not _ASCII_THAT_ACTS.search(content):
+    if content.isascii() and not _ACTING_ASCII.search(content):
         return content
     try:
         text = content.decode()
@@ -70,10 +70,10 @@ def escape_file_bytes(content: bytes) -> bytes:
     return escape_file_text(text).encode()
 
 
-_ASCII_THAT_ACTS = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]")
+_ACTING_ASCII = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]")
 
 
-def _acts(character: str) -> bool:
+def _is_acting(character: str) -> bool:
     return not (character.isprintable() or character in "\n\t\r" or unicodedata.category(character) == "Zs")
 
 

@@ -31,6 +31,8 @@ def parse_count(text: str, example: str) -> int:
     match = _COUNT.fullmatch(text.strip().removeprefix("-"))
     if match is not None and text.strip().startswith("-"):
         raise ValueError(f"must be at least 1; write it as {example}")
+    if match is None and re.fullmatch(r"\d{13,}", text.strip()):
+        raise ValueError(f"must be at most {MOST:,}; write it as {example}")
     if match is None:
         raise ValueError(f"{text[:20]!r} is no whole number; write it as {example}")
     digits, decimals, prefix = match.groups()

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from mofa.errors import SpecError
 from mofa.measure.records import DRAWN, RunRecord
+from mofa.routing.counts import read_counts
+from mofa.specs.files import shown_value
 from mofa.specs.from_mapping import spec_from_mapping
 from mofa.specs.routing import RoutingSpec
 from mofa.specs.run import RunSpec
@@ -32,6 +34,11 @@ def with_routing_counts(record: RunRecord, scratch: Path) -> RunSpec:
                 f"record {record.run.id}: measured.tokens_per_expert and measured.facts.layers do not name layers of "
                 "this model, rank by rank; measure the run again"
             ) from None
+    try:
+        read_counts(path, resolve_run(record.run)[0].model)
+    except SpecError as error:  # the file is mofa's own
+        what = str(error).removeprefix(f"routing.file {shown_value(str(path), 200)}: ").rpartition(";")[0]
+        raise SpecError(f"record {record.run.id}: measured.tokens_per_expert: {what}; measure the run again") from None
     routing = spec_from_mapping(
         RoutingSpec,
         {

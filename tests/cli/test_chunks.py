@@ -59,6 +59,8 @@ def test_what_fits_and_that_no_joint_choice_does_is_said(capsys: pytest.CaptureF
         (("--bins", "1,x"), "--bins: '1,x'"),
         (("--bins", "0"), "bins (0)"),
         (("--routing", "zipf:-1"), "--routing zipf:-1"),
+        (("--routing", "zipf:nan"), "--routing zipf:nan: s (nan) must be a finite number; write it like zipf:1"),
+        (("--routing", "lognormal:50"), "sigma (50.0) must be less than or equal to 10; write it like lognormal:1"),
         (("--trace", "none.csv"), "no such file"),
         (("--routing", "zipf:1", "--trace", "none.csv"), "leave one out"),
         (("--iterations", "0"), "iterations (0)"),

@@ -139,6 +139,7 @@ def test_several_pairs_in_one_option() -> None:
         ("--top", "many", "--top: must be a whole number"),
         ("--gpus", "0", "--gpus"),
         ("--gpus", "64.5", "--gpus"),
+        ("--gpus", "99999999999999999999", "--gpus: must be at most 1,099,511,627,776; write it as 64"),
         ("--flops-convention", "half", "half"),
         ("--colour", "red", "--colour"),
         ("--csv", "no/such/dir/x.csv", "does not exist"),
@@ -197,7 +198,7 @@ def test_an_illegal_strategy_is_status_2(fake: FakeApi, capsys: Captured, monkey
         (["plan", "toy", "toy-hgx", "--gpus"], "--gpus: its value is missing"),
         (["plan", "toy", "toy-hgx", "surplus", "--gpus", "8"], "surplus: nothing is expected here"),
         (["plna"], "plna: is no command; did you mean plan?"),
-        (["show"], "use one of models, hardware, faults"),
+        (["show"], "use one of models, hardware, gpus, faults"),
     ],
 )
 def test_what_is_missing_is_said(fake: FakeApi, capsys: Captured, arguments: list[str], says: str) -> None:

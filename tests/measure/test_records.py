@@ -415,3 +415,10 @@ def test_six_runs_have_a_profile_and_the_allocations_of_a_step() -> None:
             trace = json.load(file)
         assert len(trace["kernels_us"]) > (350 if "-2l-" in path.name else 400)  # one micro-batch of two layers has 367
         assert len(trace["allocations"]) > 400
+
+
+def test_a_number_of_too_many_digits_is_said_in_plain_words(tmp_path: Path) -> None:
+    text = (MEASURED / "mc1-qwen30b-2l.yaml").read_text()
+    (tmp_path / "x.yaml").write_text(re.sub(r"cudnn: \d+", "cudnn: 1.0e+300", text))
+    with pytest.raises(SpecError, match=r"cudnn \(1e\+300\) must be a whole number of fewer digits; correct it$"):
+        read_record(tmp_path / "x.yaml")

@@ -115,6 +115,14 @@ def test_components_in_place_of_a_rate(tmp_path: Path) -> None:
     assert "failures_per_node_day" in raw["reliability"]
 
 
+@pytest.mark.parametrize("line", ["  process_s:", "  process_s: ~"])
+def test_a_fact_without_a_value_is_said_to_be_empty(line: str, tmp_path: Path) -> None:
+    lines = (DATA / "rsc-1.yaml").read_text().splitlines()
+    (tmp_path / "x.yaml").write_text("\n".join(line if text.startswith("  process_s:") else text for text in lines))
+    with pytest.raises(SpecError, match=r"x\.yaml: restart\.process_s is empty; write its value"):
+        load_faults(tmp_path / "x.yaml")
+
+
 def test_an_unknown_profile_is_refused() -> None:
     with pytest.raises(SpecError, match=r"did you mean llama3\?"):
         load_faults("lama3")

@@ -134,6 +134,17 @@ def _time_column(text: str) -> int:
     return 1 + len(header[1].split()) if header else 5
 
 
+def _what_it_lacks(error: Exception) -> str:
+    """What a document is not, by what reading it raised.
+
+    >>> _what_it_lacks(KeyError("config")), _what_it_lacks(TypeError("'int' object is not subscriptable"))
+    ('config is missing', 'a field holds another kind of value than nccl-tests writes')
+    """
+    if isinstance(error, KeyError):
+        return f"{shown_value(str(error.args[0]))} is missing"
+    return "a field holds another kind of value than nccl-tests writes"
+
+
 def _wrong(file: Path, values: int) -> SpecError:
     return SpecError(f"{file}: {values} wrong values: the collective did not work; its times say nothing")
 
@@ -164,10 +175,7 @@ def _from_json(file: Path, text: str) -> NcclTestsRun:
     except SpecError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
-        raise SpecError(
-            f"{file}: not the JSON of nccl-tests ({type(error).__name__}: {shown_value(str(error), 80)}); run it "
-            "with --json"
-        ) from None
+        raise SpecError(f"{file}: not the JSON of nccl-tests ({_what_it_lacks(error)}); run it with --json") from None
     if any(not LEAST_S <= t <= MOST_S for _, t in points):
         raise SpecError(f"{file}: a time is no positive number; is the output complete?")
     if any(not 0 <= size <= MAX_PAYLOAD_BYTES for size, _ in points):
