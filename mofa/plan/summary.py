@@ -185,7 +185,7 @@ def plan_text(plan: PrintedPlanFields, exposed: Mapping[Any, float]) -> str:
     >>> job, machines = mofa.load_workload("llama3-8b"), mofa.load_cluster("h100-hgx", 8)
     >>> plan = mofa.estimate(job, machines, "tp=2 recompute=full", replay=False)
     >>> print(plan_text(plan, plan.time.exposed).splitlines()[0])
-    strategy  tp=2 sp=true etp=1 dp=4 micro_batch=1 zero=1 recompute=full on megatron
+    strategy  tp=2 sp=true dp=4 micro_batch=1 zero=1 recompute=full on megatron
     """
     memory = plan.memory
     over = "" if memory.fits else f" (does not fit, {-memory.free_bytes / GIB:.2f} GiB over)"

@@ -72,7 +72,7 @@ def spec_from_mapping(cls: type[S], raw: object, where: str, prefix: str = "", *
     try:
         made = cls.model_validate(raw)
         if (problem := first_truth_for_number(cls, raw)) is not None:
-            raise SpecError(f"{where}: {_sentence(cls, problem, prefix)}")
+            raise SpecError(f"{where}: {sentence_of_problem(cls, problem, prefix)}")
         return made
     except ValidationError as error:
         problems = error.errors(include_url=False)
